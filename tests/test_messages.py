@@ -9,13 +9,17 @@ import tformer_cli
 from tformer_cli import errors
 from tformer_cli.cli.options import in_options
 from tformer_cli.config.parse import _SCALARS
+from tformer_cli.serve import refusal
 
 PACKAGE = Path(tformer_cli.__file__).parent
 DOCUMENT = PACKAGE.parent / "docs" / "reference" / "messages.md"
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
 # What takes a rule as its second argument: a position or a key comes first.
 RAISING = {
     *(name for name, value in vars(errors).items() if isinstance(value, type)),
+    *(name for name, value in vars(refusal).items() if isinstance(value, type)),
     *("_fail", "_error"),
 } - {"ConfigError"}
 # What returns it, to be raised elsewhere.
@@ -31,14 +35,14 @@ def stated_rules() -> set[str]:
     return rules
 
 
-def functions() -> Iterator[ast.FunctionDef]:
+def functions() -> Iterator[Function]:
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node
 
 
-def stated(function: ast.FunctionDef) -> Iterator[ast.expr]:
+def stated(function: Function) -> Iterator[ast.expr]:
     """Yield the expressions of the rules that a function states."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call):
@@ -53,7 +57,7 @@ def stated(function: ast.FunctionDef) -> Iterator[ast.expr]:
         yield from function.args.defaults
 
 
-def texts(expression: ast.expr, function: ast.FunctionDef) -> Iterator[str]:
+def texts(expression: ast.expr, function: Function) -> Iterator[str]:
     """Yield the texts that an expression can have; none where it only passes one on."""
     match expression:
         case ast.Constant(value=str(text)):
@@ -74,7 +78,7 @@ def texts(expression: ast.expr, function: ast.FunctionDef) -> Iterator[str]:
                 yield from texts(value, function)
 
 
-def values_of(name: str, function: ast.FunctionDef) -> Iterator[ast.expr]:
+def values_of(name: str, function: Function) -> Iterator[ast.expr]:
     """Yield what a function assigns to a name, alone or among others."""
     for node in ast.walk(function):
         if not isinstance(node, ast.Assign):

@@ -47,7 +47,12 @@ def test_a_wheel_holds_every_module_config_and_demo_text(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name: archive.read(name) for name in archive.namelist()}
     package = ROOT / "tformer_cli"
-    kept = [*package.rglob("*.py"), *package.rglob("templates/*"), package / "py.typed"]
+    kept = [
+        *package.rglob("*.py"),
+        *package.rglob("templates/*"),
+        *package.rglob("static/*"),
+        package / "py.typed",
+    ]
     assert {str(file.relative_to(ROOT)) for file in kept} <= held.keys()
     shipped = {f"tformer_cli/shipped/{name}": content for name, content in files(ROOT).items()}
     assert {name: held[name] for name in held if "/shipped/" in name} == shipped

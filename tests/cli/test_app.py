@@ -21,6 +21,7 @@ COMMANDS = [
     "doctor",
     "train",
     "translate",
+    "serve",
     "distill",
     "back-translate",
     "eval",

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from servers import SECONDS
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.errors import DataError
@@ -18,39 +19,10 @@ from tformer_cli.translate.translator import Translator
 
 GREEDY = JobOptions(GreedyConfig(max_length=20))
 BEAM = JobOptions(BeamConfig(beam_size=2, max_length=20))
-SECONDS = 60
 
 
 def job(*texts: str, options: JobOptions = GREEDY) -> Job:
     return Job([InputLine(text) for text in texts], options)
-
-
-@pytest.fixture(scope="module")
-def translator(toy_run) -> Translator:
-    return Translator.load(toy_run, backend="native")
-
-
-class Gate:
-    """A translator that waits until it is opened, and notes what it is given."""
-
-    def __init__(self, translator: Translator) -> None:
-        self.translator = translator
-        self.config = translator.config
-        self.device = translator.device
-        self.is_open = threading.Event()
-        self.has_begun = threading.Event()
-        self.windows: list[list[str]] = []
-
-    def translate_windows(self, windows, *arguments, **options):
-        self.windows += [[line.text for line in window] for window in windows]
-        self.has_begun.set()
-        assert self.is_open.wait(SECONDS)
-        return self.translator.translate_windows(windows, *arguments, **options)
-
-
-@pytest.fixture
-def gate(translator) -> Gate:
-    return Gate(translator)
 
 
 @pytest.fixture

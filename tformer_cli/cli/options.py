@@ -107,8 +107,18 @@ DROP_ONE = "leave one of them out"
 _SAME_NAMES = (
     *("backend", "check_file", "checkpoint", "device", "ensemble", "format", "fresh", "head"),
     *("init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
-    *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "precision"),
-    *("lowercase", "prefixes", "quantization", "resamples", "run", "seed", "split", "target"),
+    *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "port"),
+    *(
+        "lowercase",
+        "precision",
+        "prefixes",
+        "quantization",
+        "resamples",
+        "run",
+        "seed",
+        "split",
+        "target",
+    ),
     *("terminology", "test", "tokenize", "workers"),
 )
 # Options by the Python arguments that messages of the library name.

@@ -26,6 +26,7 @@ EXTRAS = {
     "ctranslate2": {"ctranslate2": (4, 8)},
     # torch and onnxscript write the graphs, onnxruntime runs them.
     "onnx": {"torch": (2, 7), "onnx": (1, 17), "onnxscript": (0, 3), "onnxruntime": (1, 20)},
+    "serve": {"starlette": (0, 40), "uvicorn": (0, 30)},
 }
 # Packages that tokenize in a code example, by tokenizer kind.
 TOKENIZER_PACKAGES = {

@@ -42,7 +42,7 @@ class ServedModel:
             log: called with a line when a checkpoint is loaded, or cannot be.
         """
         self.run = run
-        self.name = run.path.resolve().name
+        self.name = model_name(run.path)
         self.checkpoint = checkpoint
         self._load = load
         self._log = log
@@ -78,6 +78,11 @@ class ServedModel:
             return
         self.translator, self.version = translator, version
         self._log(f"{self.run.path}: loaded {version.folder.name}")
+
+
+def model_name(run: Path) -> str:
+    """Return the name by which requests choose a run: that of its folder."""
+    return run.resolve().name
 
 
 def find_version(run: RunDirectory, checkpoint: str) -> Version | None:

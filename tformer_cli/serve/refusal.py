@@ -17,17 +17,20 @@ RETRY_SECONDS = 1
 
 # Fields of a request by the Python arguments that messages of the library name.
 FIELDS = {
+    "aligned": "alignments",
     "banned": "ban",
     "beam_size": "beam",
     "count": "nbest",
+    "decoding": "set",
+    "length_penalty": "length_penalty",
+    "mbr": "mbr",
     "num_candidates": "candidates",
+    "prefixes": "prefixes",
     "required": "constraints",
     "settings": "set",
     "tags": "tag",
+    "terminology": "terminology",
     "utility": "mbr",
-} | {
-    name: name
-    for name in ("aligned", "decoding", "length_penalty", "mbr", "prefixes", "terminology")
 }
 
 

@@ -1,0 +1,78 @@
+"""`tformer serve`: what it refuses before it serves, and what it hands on."""
+
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tformer_cli.serve.limits import Limits
+
+pytest.importorskip("starlette", reason="starlette is not installed")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+
+
+def test_options_reach_the_server(tformer, toy_run, tmp_path, monkeypatch):
+    from tformer_cli.serve import server
+
+    served = {}
+
+    def run_app(app, listener, timeout):
+        served.update(app=app, address=listener.getsockname(), timeout=timeout)
+
+    monkeypatch.setattr(server, "run_app", run_app)
+    (tmp_path / "keys").write_text("key\n")
+    other = shutil.copytree(toy_run, tmp_path / "other")
+    limits = ("--max-texts", "7", "--max-waiting", "8", "--timeout", "9")
+    words = ("serve", toy_run, other, "--port", "0", "--api-keys", tmp_path / "keys")
+    result = tformer(*words, "--backend", "native", *limits)
+    assert result.exit_code == 0, result.stderr
+    host, port = served["address"]
+    assert result.stderr == f"serving run, other at http://{host}:{port}\n"
+    assert (host, served["timeout"]) == ("127.0.0.1", 9)
+    assert Limits(max_texts=7, max_waiting=8, timeout=9).max_texts == 7
+
+
+def test_defaults_of_options_are_those_of_limits(tformer):
+    text = tformer("serve", "--help").stdout
+    limits = Limits()
+    for name in ("body", "characters", "texts", "candidates", "waiting"):
+        assert f"[default: {getattr(limits, f'max_{name}')}; x>=1]" in " ".join(text.split())
+
+
+def test_a_port_that_is_taken_is_named(tformer, toy_run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = tformer("serve", toy_run, "--port", port)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"127.0.0.1:{port}: cannot be listened on (Address already in use); use another --port\n"
+    )
+
+
+def test_runs_have_different_names(tformer, toy_run):
+    result = tformer("serve", toy_run, toy_run, "--port", 0, "--backend", "native")
+    assert result.exit_code == 2
+    assert result.stderr == (f"{toy_run}: has the name of another run; rename one of the folders\n")
+
+
+def test_a_run_and_its_keys_must_be_there(tformer, toy_run, tmp_path):
+    missing = tformer("serve", tmp_path / "nothing", "--port", 0)
+    assert missing.stderr == (
+        f"{tmp_path / 'nothing'}: no such run folder; name the folder of a run, such as runs/demo\n"
+    )
+    keys = tformer("serve", toy_run, "--api-keys", tmp_path / "keys")
+    assert keys.exit_code == 2
+    assert keys.stderr.startswith(f"{tmp_path / 'keys'}: ")
+
+
+def test_help_loads_no_server():
+    code = (
+        "import sys; sys.argv = ['tformer', 'serve', '--help']\n"
+        "from tformer_cli.cli.app import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print([name for name in ('starlette', 'uvicorn', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

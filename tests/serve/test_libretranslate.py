@@ -1,0 +1,76 @@
+"""Clients of LibreTranslate are answered in its shapes."""
+
+import pytest
+
+from tformer_cli.translate.options import SearchOptions
+
+LANGUAGES = {"source": "source", "target": "target"}
+
+
+def test_a_text_and_a_list_of_texts(server, translator):
+    first, second = translator.translate(["ab cd", "e"])
+    assert server.post("/translate", q="ab cd", **LANGUAGES).json() == {"translatedText": first}
+    answer = server.post("/translate", q=["ab cd", "e"], **LANGUAGES, format="text")
+    assert answer.json() == {"translatedText": [first, second]}
+
+
+def test_forms_are_read(server, translator):
+    first, second = translator.translate(["ab & cd", "e"])
+    answer = server.ask("POST", "/translate", data={"q": "ab & cd", **LANGUAGES})
+    assert answer.json() == {"translatedText": first}
+    answer = server.ask("POST", "/translate", data={"q": ["ab & cd", "e"], **LANGUAGES})
+    assert answer.json() == {"translatedText": [first, second]}
+
+
+def test_line_breaks_stay(server, translator):
+    first, second = translator.translate(["ab cd", "e"])
+    answer = server.post("/translate", q="ab cd\n\ne\n", **LANGUAGES).json()
+    assert answer == {"translatedText": f"{first}\n\n{second}\n"}
+
+
+@pytest.mark.parametrize("number", [3, "3"])
+def test_alternatives_are_the_next_best_translations(server, translator, number):
+    (expected,) = translator.nbest(["ab cd"], 4, decoding=SearchOptions(4))
+    best, *others = dict.fromkeys(each.text for each in expected)
+    answer = server.post("/translate", q="ab cd", alternatives=number, **LANGUAGES)
+    assert answer.json() == {"translatedText": best, "alternatives": others}
+    many = server.post("/translate", q=["ab cd", ""], alternatives=number, **LANGUAGES).json()
+    assert many == {"translatedText": [best, ""], "alternatives": [others, []]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({**LANGUAGES}, "q: is required"),
+        ({"q": "a", "target": "target"}, "source: is required"),
+        ({"q": "a", **LANGUAGES, "format": "html"}, "format: must be one of text (html)"),
+        (
+            {"q": "a", **LANGUAGES, "alternatives": "many"},
+            'alternatives: must be a whole number ("many")',
+        ),
+        (
+            {"q": "a", "source": "auto", "target": "target"},
+            "source: must be a language: none is detected (auto); name the language",
+        ),
+        (
+            {"q": "a", "source": "en", "target": "xx"},
+            "source, target: are those of no model (source=en, target=xx); "
+            "choose from: run (source -> target)",
+        ),
+    ],
+)
+def test_mistakes_have_the_one_status_and_body_of_its_errors(server, fields, message):
+    answer = server.post("/translate", **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"] == message
+
+
+def test_languages_health_and_what_is_not_offered(server):
+    assert server.ask("GET", "/languages").json() == [
+        {"code": "target", "name": "target", "targets": []},
+        {"code": "source", "name": "source", "targets": ["target"]},
+    ]
+    assert server.ask("GET", "/health").json() == {"status": "ok"}
+    refused = server.post("/detect", q="ab")
+    assert refused.status_code == 501
+    assert refused.json()["error"] == "/detect: is not offered; name the language of a text"

@@ -1,0 +1,314 @@
+"""Limits, hosts, sites and keys: what is refused, and that nothing else is lost."""
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from tformer_cli.errors import DataError, UsageError
+from tformer_cli.serve.limits import Limits
+
+TEXTS = ["a", "b", "c", "d", "e", "f", "g", "ab", "cd", "ef"]
+
+
+def test_a_flood_is_answered_or_refused(serve, gate, translator):
+    server = serve(gate, limits=Limits(max_waiting=3))
+
+    async def flood():
+        async with server.client() as client:
+            first = asyncio.ensure_future(client.post("/api/translate", json={"text": TEXTS[0]}))
+            while not gate.has_begun.is_set():
+                await asyncio.sleep(0.001)
+            others = [
+                asyncio.ensure_future(client.post("/api/translate", json={"text": text}))
+                for text in TEXTS[1:]
+            ]
+            while sum(other.done() for other in others) < len(others) - 3:
+                await asyncio.sleep(0.001)
+            gate.is_open.set()
+            return await asyncio.gather(first, *others)
+
+    answers = asyncio.run(flood())
+    assert Counter(answer.status_code for answer in answers) == {200: 4, 503: 6}
+    for text, answer in zip(TEXTS, answers, strict=True):
+        if answer.status_code == 200:
+            (best,) = answer.json()["texts"][0]["translations"]
+            assert best["text"] == translator.translate([text])[0]
+        else:
+            assert answer.headers["Retry-After"] == "1"
+            assert answer.json()["error"] == (
+                "run: has too many requests that wait (3); repeat it later"
+            )
+
+
+def test_a_translation_that_takes_too_long_is_given_up(serve, gate):
+    server = serve(gate, limits=Limits(timeout=1))
+    answer = server.post(text="ab")
+    assert answer.status_code == 504
+    assert answer.json()["error"] == (
+        "text: has not been translated in time (1 s); send fewer texts, or repeat it later"
+    )
+    assert server.post(text="cd").status_code == 504
+    # What has been given up is not translated.
+    assert len(server.queue) == 0
+    gate.is_open.set()
+    assert server.post(text="ef").status_code == 200
+    assert gate.windows == [["ab"], ["ef"]]
+
+
+def raw_request(app, body: list[dict], headers=()) -> list[dict]:
+    """The messages that answer a request whose parts arrive as listed; then it is silent."""
+    sent: list[dict] = []
+    parts = iter(body)
+
+    async def receive():
+        for part in parts:
+            return part
+        return await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/api/translate",
+        "raw_path": b"/api/translate",
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("localhost", 80),
+        "client": ("127.0.0.1", 1),
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            *headers,
+        ],
+    }
+    asyncio.run(app(scope, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize("when", ["while it sends", "while it waits"])
+def test_a_client_that_vanishes_leaves_no_work(serve, gate, when):
+    server = serve(gate)
+
+    async def occupy():
+        async with server.client() as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.post("/api/translate", json={"text": "x"}), 0.05)
+
+    asyncio.run(occupy())
+    is_sent = when == "while it waits"
+    body = b'{"text": "ab"}' if is_sent else b'{"text": '
+    parts = [
+        {"type": "http.request", "body": body, "more_body": not is_sent},
+        {"type": "http.disconnect"},
+    ]
+    sent = raw_request(server.app, parts)
+    assert sent[0]["status"] == 499
+    assert len(server.queue) == 0
+    gate.is_open.set()
+    assert server.post(text="cd").status_code == 200
+    assert ["ab"] not in gate.windows
+
+
+def test_a_body_that_does_not_arrive_in_time_is_refused(serve, translator):
+    server = serve(translator, limits=Limits(timeout=1))
+    part = {"type": "http.request", "body": b'{"text": ', "more_body": True}
+    assert raw_request(server.app, [part])[0]["status"] == 408
+
+
+def test_a_large_body_is_not_read(serve, translator):
+    server = serve(translator, limits=Limits(max_body=100))
+    answer = server.post(text="a" * 100)
+    assert answer.status_code == 413
+    assert answer.json()["error"] == "body: must have at most 100 bytes; send several requests"
+    # Without a declared length it is read up to the limit; nothing follows the second part.
+    part = {"type": "http.request", "body": b"a" * 60, "more_body": True}
+    assert raw_request(server.app, [part, part])[0]["status"] == 413
+    declared = raw_request(server.app, [], headers=[(b"content-length", b"101")])
+    assert declared[0]["status"] == 413
+
+
+def test_limits_are_positive():
+    with pytest.raises(UsageError, match=r"`max_texts`: must be at least 1 \(0\)"):
+        Limits(max_texts=0)
+
+
+# -------------------------------------------------------------------------------- hosts and sites
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1:80", 200),
+        ("[::1]:8000", 200),
+        ("mt.example.org", 200),
+        ("example.org", 421),
+        ("localhost.example.org", 421),
+        ("127.0.0.1.example.org:80", 421),
+        ("[::1", 421),
+        ("", 421),
+    ],
+)
+def test_a_host_is_one_of_this_server(serve, translator, host, status):
+    server = serve(translator, hosts=["mt.example.org"])
+    answer = server.ask("GET", "/health", headers={"Host": host})
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.json()["error"].startswith("Host: is not a name of this server")
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost", 200),
+        ("https://a.example", 200),
+        ("https://A.example", 200),
+        ("http://a.example", 403),
+        ("https://b.example", 403),
+        ("http://localhost:81", 403),
+        ("null", 403),
+        ("http://[", 403),
+    ],
+)
+def test_pages_of_other_sites_are_refused(serve, translator, origin, status):
+    server = serve(translator, origins=["https://a.example/"])
+    answer = server.ask("POST", "/api/translate", json={"text": "a"}, headers={"Origin": origin})
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.json()["error"].startswith("Origin: is another site")
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_a_site_that_is_allowed_may_ask_first(serve, translator):
+    server = serve(translator, origins=["https://a.example"])
+    headers = {
+        "Origin": "https://a.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type, authorization",
+    }
+    answer = server.ask("OPTIONS", "/api/translate", headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://a.example"
+    answer = server.ask("GET", "/health", headers={"Origin": "https://a.example"})
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://a.example"
+
+
+# ------------------------------------------------------------------------------------------- keys
+
+
+@pytest.fixture
+def locked(serve, translator, tmp_path):
+    """A server with two keys."""
+    pytest.importorskip("starlette", reason="starlette is not installed")
+    from tformer_cli.serve.guard import ApiKeys
+
+    file = tmp_path / "keys"
+    file.write_text("first\n\n  second \n")
+    return serve(translator, keys=ApiKeys.read(file))
+
+
+@pytest.mark.parametrize(
+    ("authorization", "message"),
+    [
+        ("Bearer first", None),
+        ("bearer second", None),
+        (None, "API key: is required; send `Authorization: Bearer KEY`"),
+        ("Bearer ", "API key: is required; send `Authorization: Bearer KEY`"),
+        ("Basic first", "API key: is required; send `Authorization: Bearer KEY`"),
+        ("Bearer firs", "API key: is not valid"),
+        ("Bearer first second", "API key: is not valid"),
+        ("Bearer f\xefrst", "API key: is not valid"),
+    ],
+)
+def test_a_key_is_required(locked, authorization, message):
+    headers = [] if authorization is None else [(b"authorization", authorization.encode("latin-1"))]
+    answer = locked.ask("POST", "/api/translate", json={"text": "a"}, headers=headers)
+    if message is None:
+        assert answer.status_code == 200
+        return
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert answer.json()["error"] == message
+
+
+def test_clients_of_libretranslate_send_a_key_in_the_body(locked):
+    fields = {"q": "a", "source": "source", "target": "target"}
+    assert locked.post("/translate", **fields).status_code == 401
+    assert locked.post("/translate", **fields, api_key="third").status_code == 401
+    assert locked.post("/translate", **fields, api_key=["first"]).status_code == 401
+    assert locked.post("/translate", **fields, api_key="first").status_code == 200
+    answer = locked.ask("POST", "/translate", data={**fields, "api_key": "second"})
+    assert answer.status_code == 200
+
+
+def test_a_file_of_keys_has_a_key(tmp_path):
+    pytest.importorskip("starlette", reason="starlette is not installed")
+    from tformer_cli.serve.guard import ApiKeys
+
+    (tmp_path / "keys").write_text("\n")
+    with pytest.raises(DataError, match="has no API key; write one a line"):
+        ApiKeys.read(tmp_path / "keys")
+
+
+# ---------------------------------------------------------------------------------------- metrics
+
+
+def samples(server) -> dict[str, float]:
+    """The value of each sample, by its name and labels."""
+    answer = server.ask("GET", "/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    lines = [line for line in answer.text.splitlines() if not line.startswith("# ")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_metrics_count_requests_texts_and_tokens(server, translator):
+    started = time.perf_counter()
+    texts = ["ab cd", "e"]
+    server.post(text=texts)
+    server.post()
+    server.ask("GET", "/health", headers={"Host": "b.example"})
+    counted = samples(server)
+    seconds = time.perf_counter() - started
+    statuses = {
+        status: counted[f'tformer_requests_total{{status="{status}"}}']
+        for status in (200, 421, 422)
+    }
+    assert statuses == {200: 1, 421: 1, 422: 1}
+    assert counted['tformer_texts_total{model="run"}'] == 2
+    tokens = [len(best.tokens) for (best,) in translator.nbest(texts, 1)]
+    assert counted['tformer_tokens_total{model="run"}'] == sum(tokens)
+    assert counted['tformer_queue_length{model="run"}'] == 0
+    assert counted["tformer_request_seconds_count"] == 3
+    assert 0 < counted["tformer_request_seconds_sum"] < seconds
+    buckets = [value for name, value in counted.items() if "_bucket" in name]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == 3
+
+
+def test_requests_that_wait_are_counted(serve, gate):
+    server = serve(gate)
+
+    async def ask():
+        async with server.client() as client:
+            post = [asyncio.ensure_future(client.post("/api/translate", json={"text": "a"}))]
+            while not gate.has_begun.is_set():
+                await asyncio.sleep(0.001)
+            post += [
+                asyncio.ensure_future(client.post("/api/translate", json={"text": "b"}))
+                for _ in range(2)
+            ]
+            while len(server.queue) < 2:
+                await asyncio.sleep(0.001)
+            page = (await client.get("/metrics")).text
+            gate.is_open.set()
+            await asyncio.gather(*post)
+            return page
+
+    assert 'tformer_queue_length{model="run"} 2\n' in asyncio.run(ask())

@@ -1,0 +1,316 @@
+"""The server's own API gives what the library gives, and names all that is wrong with a request."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema.decoding import BeamConfig, SampleConfig
+from tformer_cli.serve.limits import Limits
+from tformer_cli.text.segments import Terminology
+from tformer_cli.translate.options import MBR, SearchOptions
+from tformer_cli.translate.translator import Translator
+
+TEXTS = ["ab cd", "e", "", "fg ab c"]
+# Texts that are hard to carry: line separators, NUL, emoji beyond the basic plane, combining marks.
+UNICODE = [
+    "ab\u2028cd",
+    "ab\u2029cd\u0085e",
+    "ab\x00cd",
+    "a\U0001f600b",
+    "a\u0301b",
+    "\ufeffab",
+    "ab\r\ncd",
+    "  ab  ",
+    "\t",
+]
+
+
+def test_texts_are_translated_as_by_the_library(server, translator):
+    answer = server.post(text=TEXTS)
+    assert answer.status_code == 200
+    content = answer.json()
+    assert content["model"] == "run"
+    assert (content["source"], content["target"]) == ("source", "target")
+    expected = list(translator.nbest(TEXTS, 1))
+    assert [each["translations"] for each in content["texts"]] == [
+        [
+            {
+                "text": best.text,
+                "score": pytest.approx(best.score, abs=1e-4),
+                "log_prob": pytest.approx(best.log_prob, abs=1e-4),
+                "finished": best.finished,
+            }
+        ]
+        for (best,) in expected
+    ]
+    (alone,) = server.post(text="ab cd").json()["texts"]
+    assert alone["translations"][0]["text"] == expected[0][0].text
+
+
+def texts_of(answer) -> list[list[str]]:
+    assert answer.status_code == 200, answer.text
+    return [[one["text"] for one in text["translations"]] for text in answer.json()["texts"]]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"beam": 4}, {"decoding": SearchOptions(4)}),
+        ({"beam": 4, "length_penalty": 0.2}, {"decoding": SearchOptions(4, 0.2)}),
+        (
+            {"set": ["decoding={kind: sample, max_length: 20, temperature: 1.5}"]},
+            {"decoding": SampleConfig(max_length=20, temperature=1.5)},
+        ),
+        (
+            {"beam": 4, "mbr": "chrf", "candidates": 4},
+            {"decoding": SearchOptions(4), "mbr": MBR("chrf", 4)},
+        ),
+        (
+            {"beam": 4, "constraints": [["GG"], [], [], ["A", "F"]]},
+            {"decoding": SearchOptions(4), "required": [["GG"], [], [], ["A", "F"]]},
+        ),
+        (
+            {"beam": 4, "prefixes": ["D", "", "", "AB"]},
+            {"decoding": SearchOptions(4), "prefixes": ["D", "", "", "AB"]},
+        ),
+        ({"beam": 4, "ban": ["C", "B A"]}, {"decoding": SearchOptions(4), "banned": ["C", "B A"]}),
+        (
+            {"beam": 4, "terminology": {"ab": "GG", "e": "F"}},
+            {
+                "decoding": SearchOptions(4),
+                "terminology": Terminology(["ab\tGG", "e\tF"], "terms", source_language="source"),
+            },
+        ),
+    ],
+    ids=lambda value: next(reversed(value)) if isinstance(value, dict) else None,
+)
+def test_searches_are_those_of_the_library(server, translator, fields, options, count):
+    expected = [[one.text for one in line] for line in translator.nbest(TEXTS, count, **options)]
+    assert texts_of(server.post(text=TEXTS, nbest=count, **fields)) == expected
+
+
+def test_an_engine_of_another_program_translates_alike(serve, toy_run, translator):
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    server = serve(Translator.load(toy_run))
+    for fields in ({}, {"beam": 4}, {"beam": 4, "ban": ["C"]}):
+        options = {"decoding": SearchOptions(fields.get("beam")), "banned": fields.get("ban", ())}
+        expected = [[text] for text in translator.translate(TEXTS, **options)]
+        assert texts_of(server.post(text=TEXTS, **fields)) == expected
+
+
+def test_alignments_come_where_they_are_asked_for(server, translator):
+    answer = server.post(text=TEXTS, alignments=True).json()
+    for text, (best,) in zip(
+        answer["texts"], translator.nbest(TEXTS, 1, aligned=True), strict=True
+    ):
+        assert text["source_tokens"] == list(best.source_tokens)
+        assert text["translations"][0]["tokens"] == list(best.tokens)
+        assert text["translations"][0]["alignments"] == [list(pair) for pair in best.alignments]
+
+
+@pytest.mark.parametrize("text", UNICODE, ids=ascii)
+def test_any_character_is_translated_as_by_the_library(server, translator, text):
+    (expected,) = translator.translate([text])
+    assert texts_of(server.post(text=text)) == [[expected]]
+    escaped = json.dumps({"text": text}, ensure_ascii=True)
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    answer = server.ask("POST", "/api/translate", content=escaped, headers=headers)
+    assert texts_of(answer) == [[expected]]
+
+
+def test_a_long_text_is_split_as_by_the_library(server, translator):
+    text = ". ".join(["ab cd ef"] * 100)
+    assert texts_of(server.post(text=text)) == [translator.translate([text])]
+
+
+def test_many_clients_get_their_own_translations(server, translator):
+    texts = [f"{a}{b} {c}" for a in "abcdefg" for b in "abc" for c in "ab"]
+
+    async def ask_all():
+        async with server.client() as client:
+            fields = [{"text": text, "beam": 1 + index % 3} for index, text in enumerate(texts)]
+            posts = (client.post("/api/translate", json=each) for each in fields)
+            return await asyncio.gather(*posts)
+
+    for index, (text, answer) in enumerate(zip(texts, asyncio.run(ask_all()), strict=True)):
+        expected = translator.translate([text], decoding=SearchOptions(1 + index % 3))
+        assert texts_of(answer) == [expected]
+
+
+# -------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("fields", "problems"),
+    [
+        ({}, ["text: is required"]),
+        ({"text": 3}, ["text: must be text or a list (3)"]),
+        ({"text": []}, ["text: must not be empty"]),
+        ({"text": ["a", None]}, ["text[1]: must be text (null)"]),
+        ({"text": "a", "beam": True}, ["beam: must be a whole number (true)"]),
+        ({"text": "a", "beam": 2.0}, ["beam: must be a whole number (2.0)"]),
+        (
+            {"text": "a", "beam": 0, "nbest": 99},
+            ["beam: must be at least 1 (0)", "nbest: must be at most 32 (99)"],
+        ),
+        ({"text": "a", "mbr": "ter"}, ["mbr: must be one of chrf, bleu (ter)"]),
+        ({"text": "a" * 5001}, ["text: must have at most 5,000 characters (5,001); split it"]),
+        (
+            {"text": ["a"] * 129},
+            ["text: must have at most 128 items (129); send several requests"],
+        ),
+        ({"text": "a", "prefixes": []}, ["prefixes: must have an item for each text (0 and 1)"]),
+        (
+            {"text": "a", "candidates": 3},
+            ["candidates: has no effect without mbr (3); add mbr=chrf"],
+        ),
+        ({"text": "a", "terminology": {"b": 1}}, ["terminology.b: must be text (1)"]),
+        (
+            {"text": "a", "model": "b"},
+            ["model: are those of no model (model=b); choose from: run (source -> target)"],
+        ),
+        (
+            {"text": "a", "nbest": 4},
+            ["nbest: must be at most the beam size 2 (4); use beam=4"],
+        ),
+        ({"text": "a", "tag": ["b"]}, None),
+        ({"text": "a", "beam": 1, "constraints": [["B"]]}, None),
+        ({"text": "a", "terminology": {"b\n": "c\td"}}, None),
+        ({"text": "a", "set": ["training.seed=3"]}, None),
+        (
+            {"text": "a", "set": ["decoding.beam_size=33", "decoding.max_length=999"]},
+            [
+                "decoding.max_length: must be at most 256 (999)",
+                "decoding.beam_size: must be at most 32 (33)",
+            ],
+        ),
+        (
+            {"text": "a", "terminology": {"b" * 201: "c"}, "set": ["d" * 201]},
+            [
+                "a key of terminology: must have at most 200 characters (201); split it",
+                "set[0]: must have at most 200 characters (201); split it",
+            ],
+        ),
+        ({"text": "a", "beem": 1}, None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_fields_are_named_all_at_once(server, fields, problems):
+    answer = server.post(**fields)
+    assert answer.status_code == 422, answer.text
+    content = answer.json()
+    if problems is not None:
+        assert content["problems"] == problems
+    assert content["error"] == "\n".join(content["problems"])
+    assert "`" not in content["error"]
+    assert "--" not in content["error"]
+
+
+def test_an_unknown_field_is_named_with_the_known_ones(server):
+    (line,) = server.post(text="a", beem=1).json()["problems"]
+    assert line.startswith("beem: no such field; choose from: text, model, source, ")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b'"text"', 400),
+        (b'{"text": NaN}', 400),
+        (b'{"text": "\xff"}', 400),
+        (b"[" * 100_000, 400),
+        (b'{"beam": ' + b"9" * 5000 + b"}", 400),
+        (b'{"text": "a\\ud800b"}', 422),
+        (b'{"text": "a", "\\ud800": 1}', 422),
+        (b'{"text": "a", "terminology": {"\\udc00": "b"}}', 422),
+        (b'{"text": "a", "length_penalty": 1e999}', 422),
+        (b'{"text": "a", "length_penalty": -1e999}', 422),
+    ],
+)
+def test_garbage_is_refused(server, body, status):
+    headers = {"Content-Type": "application/json"}
+    answer = server.ask("POST", "/api/translate", content=body, headers=headers)
+    assert answer.status_code == status
+    assert answer.json()["error"]
+    # And a surrogate pair is a character.
+    pair = server.ask(
+        "POST", "/api/translate", content=rb'{"text": "\ud83d\ude00"}', headers=headers
+    )
+    assert pair.status_code == 200
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["text", "beam", "set", "terminology", "constraints", "x"]),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_json_is_answered_or_refused(server, content):
+    body = json.dumps(content)
+    if "Infinity" in body:
+        return
+    answer = server.ask(
+        "POST", "/api/translate", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code in (200, 400, 422)
+
+
+def test_other_media_types_methods_and_paths_are_refused(server):
+    form = server.ask("POST", "/api/translate", data={"text": "a"})
+    assert form.status_code == 415
+    assert form.json()["error"] == (
+        "Content-Type: must be application/json (application/x-www-form-urlencoded)"
+    )
+    assert server.ask("GET", "/api/translate").status_code == 405
+    missing = server.ask("GET", "/api/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"] == (
+        "GET /api/nothing: not found; /openapi.json has what there is"
+    )
+
+
+def test_a_model_is_chosen_by_its_languages(server):
+    assert server.post(text="a", source="source", target="target").status_code == 200
+    assert server.post(text="a", source="target").json()["error"] == (
+        "source: are those of no model (source=target); choose from: run (source -> target)"
+    )
+
+
+def test_models_are_listed(server, translator):
+    (model,) = server.ask("GET", "/api/models").json()["models"]
+    assert model["name"] == "run"
+    assert model["checkpoint"].startswith("step-")
+    assert model["can_align"] is True
+    assert BeamConfig(**model["decoding"]) == translator.config.decoding
+
+
+def test_the_document_describes_what_is_checked(server):
+    document = server.ask("GET", "/openapi.json").json()
+    body = document["paths"]["/api/translate"]["post"]["requestBody"]
+    schema = body["content"]["application/json"]["schema"]
+    assert schema["properties"]["text"]["maxLength"] == Limits().max_characters
+    assert all(field["description"] for field in schema["properties"].values())
+    for path, operations in document["paths"].items():
+        for method in operations:
+            assert server.ask(method.upper(), path).status_code not in (404, 405), path
+
+
+def test_the_page_names_the_api(server):
+    page = server.ask("GET", "/")
+    assert page.status_code == 200
+    assert "/api/translate" in page.text

@@ -1,0 +1,65 @@
+"""The ASGI application: endpoints, and the middleware around them."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+
+from tformer_cli.errors import TformerError
+from tformer_cli.serve.answer import on_disconnect, on_error, on_status
+from tformer_cli.serve.guard import Guard
+from tformer_cli.serve.libretranslate import LibreTranslateApi
+from tformer_cli.serve.metrics import MEDIA_TYPE, MetricsMiddleware
+from tformer_cli.serve.openapi import openapi_document
+from tformer_cli.serve.service import Service
+from tformer_cli.serve.translate_api import TranslateApi
+
+STATIC = Path(__file__).parent / "static"
+
+
+def build_app(
+    service: Service, *, hosts: Collection[str] = (), origins: Collection[str] = ()
+) -> Starlette:
+    """Return the application of a service.
+
+    Args:
+        service: the models, limits and keys.
+        hosts: host names beside those of this machine that requests may name.
+        origins: sites whose pages may ask, such as `https://example.org`.
+    """
+    document = openapi_document(service.limits)
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document)
+
+    async def metrics(request: Request) -> Response:
+        text = service.metrics.text(service.queues)
+        return PlainTextResponse(text, headers={"Content-Type": MEDIA_TYPE})
+
+    app = Starlette(
+        routes=[
+            *TranslateApi(service).routes,
+            *LibreTranslateApi(service).routes,
+            Route("/openapi.json", openapi),
+            Route("/metrics", metrics),
+        ],
+        middleware=[
+            Middleware(MetricsMiddleware, service.metrics),
+            Middleware(Guard, hosts, origins),
+            Middleware(CORSMiddleware, list(origins), ["GET", "POST"], ["*"]),
+        ],
+        exception_handlers={
+            TformerError: on_error,
+            HTTPException: on_status,
+            ClientDisconnect: on_disconnect,
+        },
+    )
+    app.router.default = StaticFiles(directory=STATIC, html=True)
+    return app

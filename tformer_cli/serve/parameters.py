@@ -1,0 +1,142 @@
+"""Fields of a request to /api/translate: the table that checks them, and that documents them."""
+
+from typing import Any, get_args
+
+from tformer_cli.choices import Utility
+from tformer_cli.errors import Problem
+from tformer_cli.serve.limits import Limits
+from tformer_cli.serve.queue import Job, JobOptions
+from tformer_cli.serve.refusal import Unprocessable
+from tformer_cli.serve.schema import Schema, problems
+from tformer_cli.serve.service import Service
+from tformer_cli.translate.options import MBR, SearchOptions, resolve_num_hypotheses, resolve_search
+from tformer_cli.translate.preprocess import InputLine
+from tformer_cli.translate.translator import Translator
+
+# Characters of an override, overrides, and characters of a term: to read a config and to look for
+# terms takes time beyond that of the translation.
+MAX_SETTING = 200
+MAX_SETTINGS = 32
+MAX_TERM = 200
+
+
+def texts_of(schema: Schema, **limits: int) -> dict[str, Any]:
+    """Return the schema of a list of what another schema describes."""
+    return {"type": "array", "items": schema, **limits}
+
+
+def text_or_texts(limits: Limits) -> dict[str, Any]:
+    """Return the schema of what is translated."""
+    text = {"type": "string", "maxLength": limits.max_characters}
+    texts = texts_of(text, minItems=1, maxItems=limits.max_texts)
+    return texts | text | {"type": ["string", "array"]}
+
+
+def request_schema(limits: Limits) -> dict[str, Any]:
+    """Return the schema of a body; options have the names of those of `tformer translate`."""
+    word: dict[str, Any] = {"type": "string"}
+    text = {"type": "string", "maxLength": limits.max_characters}
+    term = {"type": "string", "maxLength": MAX_TERM}
+    count = {"type": "integer", "minimum": 1, "maximum": limits.max_candidates}
+    described: dict[str, tuple[str, dict[str, Any]]] = {
+        "text": (
+            "A text, or a list of texts. A line break counts as a space.",
+            text_or_texts(limits),
+        ),
+        "model": ("Name of a model; needed where there are several and no language.", word),
+        "source": ("Language of the text: chooses the first model of it.", word),
+        "target": ("Language of the translation: chooses the first model of it.", word),
+        "beam": ("Beam size; 1 is greedy search. Default: the run's.", count),
+        "length_penalty": (
+            "Exponent A of score = log probability / length ** A. Default: the run's.",
+            {"type": "number"},
+        ),
+        "set": (
+            "Overrides of keys of the run's search: decoding.KEY=VALUE.",
+            texts_of({"type": "string", "maxLength": MAX_SETTING}, maxItems=MAX_SETTINGS),
+        ),
+        "mbr": (
+            "Minimum Bayes risk decoding with this utility.",
+            {"type": "string", "enum": list(get_args(Utility))},
+        ),
+        "candidates": ("Candidates of mbr. Default: the beam size, or 32 samples.", count),
+        "nbest": ("Translations of each text, best first. Default: 1.", count),
+        "alignments": ("Whether to add tokens and word alignments.", {"type": "boolean"}),
+        "prefixes": (
+            "Forced beginning of each translation.",
+            texts_of(text, maxItems=limits.max_texts),
+        ),
+        "tag": ("Tags of the training text that each source begins with.", texts_of(word)),
+        "ban": ("Words and phrases that no translation contains.", texts_of(word)),
+        "constraints": (
+            "Required phrases of each text. A text that is split can have none.",
+            texts_of(texts_of(text), maxItems=limits.max_texts),
+        ),
+        "terminology": (
+            "Target terms by source terms; each is required where a text has its source term.",
+            {"type": "object", "additionalProperties": term, "propertyNames": term},
+        ),
+    }
+    return {
+        "type": "object",
+        "required": ["text"],
+        "additionalProperties": False,
+        "properties": {
+            name: {"description": words, **schema} for name, (words, schema) in described.items()
+        },
+    }
+
+
+def check_fields(fields: dict[str, Any], schema: Schema) -> None:
+    """Refuse fields that break a schema, or lists that are not as long as that of the texts.
+
+    Raises:
+        Unprocessable: all that is wrong.
+    """
+    broken = list(problems(fields, schema, "body"))
+    if not broken:
+        count = 1 if isinstance(fields["text"], str) else len(fields["text"])
+        broken = [
+            Problem(name, "must have an item for each text", got=f"{len(fields[name])} and {count}")
+            for name in ("prefixes", "constraints")
+            if name in fields and len(fields[name]) != count
+        ]
+        if "candidates" in fields and "mbr" not in fields:
+            what, got = "has no effect without mbr", str(fields["candidates"])
+            broken.append(Problem("candidates", what, got=got, remedy="add mbr=chrf"))
+    if broken:
+        raise Unprocessable(broken)
+
+
+def job_of(fields: dict[str, Any], translator: Translator, service: Service) -> Job:
+    """Return the job of checked fields.
+
+    Raises:
+        TformerError: the search is invalid, or takes far longer than that of the run.
+    """
+    config = translator.config
+    has_phrases = any(fields.get("constraints", ()))
+    terms = fields.get("terminology", {})
+    requiring = "`required`" if has_phrases else "`terminology`" if terms else None
+    changes = SearchOptions(
+        fields.get("beam"), fields.get("length_penalty"), tuple(fields.get("set", ()))
+    )
+    decoding = resolve_search(changes, config, config.model.max_length, requiring)
+    service.check_search(decoding, config.decoding)
+    mbr = MBR(fields["mbr"], fields.get("candidates")) if "mbr" in fields else None
+    count = fields.get("nbest", 1)
+    resolve_num_hypotheses(decoding, count, mbr)
+    texts = [fields["text"]] if isinstance(fields["text"], str) else fields["text"]
+    prefixes = fields.get("prefixes", [""] * len(texts))
+    phrases = fields.get("constraints", [()] * len(texts))
+    options = JobOptions(
+        decoding,
+        count,
+        mbr,
+        tags=tuple(fields.get("tag", ())),
+        banned=tuple(fields.get("ban", ())),
+        terminology=tuple(f"{source}\t{target}" for source, target in terms.items()),
+        has_phrases=has_phrases,
+        aligned=fields.get("alignments", False),
+    )
+    return Job(list(map(InputLine, texts, prefixes, phrases)), options)

@@ -1,0 +1,151 @@
+"""The server: a socket, the models and their queues, and uvicorn, until a signal stops it."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from tformer_cli.choices import Backend, Quantization
+from tformer_cli.errors import StorageError, UsageError
+from tformer_cli.serve.app import build_app
+from tformer_cli.serve.guard import ApiKeys
+from tformer_cli.serve.limits import Limits
+from tformer_cli.serve.model import ServedModel, model_name
+from tformer_cli.serve.queue import TranslationQueue
+from tformer_cli.serve.service import Service
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.translate.translator import Translator
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def serve(
+    runs: Sequence[Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    hosts: Collection[str] = (),
+    origins: Collection[str] = (),
+    api_keys: Path | None = None,
+    limits: Limits | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    precision: str | None = None,
+    backend: Backend = "auto",
+    quantization: Quantization | None = None,
+    log: Callable[[str], object] = lambda line: None,
+) -> None:
+    """Serve runs over HTTP until SIGINT or SIGTERM; requests that wait are answered first.
+
+    Args:
+        runs: run folders with different names.
+        host: address to listen on.
+        port: port to listen on; 0 for one that is free.
+        hosts: host names beside `host` and those of this machine that requests may name.
+        origins: sites whose pages may ask, such as `https://example.org`.
+        api_keys: file of keys, one a line, of which a request must have one; None for no keys.
+        limits: limits of requests.
+        checkpoint: best or last, of which a newer one is loaded when it is there; or a name.
+        device: as for `Translator.load`.
+        precision: as for `Translator.load`.
+        backend: as for `Translator.load`.
+        quantization: as for `Translator.load`.
+        log: called with a line when the server listens, and for what concerns its models.
+
+    Raises:
+        TformerError: a run or a file is unusable, or the address cannot be listened on.
+    """
+    limits = limits or Limits()
+    check_names(runs)
+    keys = ApiKeys() if api_keys is None else ApiKeys.read(api_keys)
+    # Before the models, which take a while.
+    with listening_socket(host, port) as listener:
+        queues = []
+        for run in runs:
+            load = partial(
+                Translator.load,
+                run,
+                checkpoint=checkpoint,
+                device=device,
+                precision=precision,
+                backend=backend,
+                quantization=quantization,
+                log=log,
+            )
+            model = ServedModel(RunDirectory(run), checkpoint, load, log)
+            queues.append(TranslationQueue(model, limits.max_waiting, log))
+        service = Service(queues=queues, limits=limits, keys=keys)
+        app = build_app(service, hosts=[host, *hosts], origins=origins)
+        log(f"serving {', '.join(queue.model.name for queue in queues)} at {url_of(listener)}")
+        try:
+            run_app(app, listener, limits.timeout)
+        finally:
+            for queue in queues:
+                queue.close()
+
+
+def check_names(runs: Sequence[Path]) -> None:
+    """Refuse two runs of one name, by which requests choose.
+
+    Raises:
+        UsageError: there are two.
+    """
+    names: set[str] = set()
+    for run in runs:
+        if model_name(run) in names:
+            what, remedy = "has the name of another run", "rename one of the folders"
+            raise UsageError(str(run), what, remedy=remedy)
+        names.add(model_name(run))
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        StorageError: the system refuses.
+    """
+    where = f"{host}:{port}"
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except (OSError, OverflowError) as error:
+        what = "cannot be listened on"
+        number = getattr(error, "errno", None) or 0
+        got = os.strerror(number) if number > 0 else str(error)
+        raise StorageError(where, what, got=got, remedy="use another `port`") from None
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address of a socket."""
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_app(app: Starlette, listener: socket.socket, timeout: int) -> None:
+    """Run an application until SIGINT or SIGTERM, and let it answer what waits."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        # A client that never ends its request must not keep the server.
+        timeout_graceful_shutdown=timeout + 1,
+    )
+    former = {number: signal.signal(number, _ignore) for number in STOP_SIGNALS}
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Take the signal that uvicorn raises again when it has stopped."""

@@ -1,0 +1,134 @@
+"""The models of a server, and how an endpoint waits for one of them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, SearchConfig
+from tformer_cli.errors import Problem
+from tformer_cli.serve.body import read_fields
+from tformer_cli.serve.guard import ApiKeys
+from tformer_cli.serve.limits import Limits
+from tformer_cli.serve.metrics import Metrics
+from tformer_cli.serve.queue import Job, TranslationQueue
+from tformer_cli.serve.refusal import OutOfTime, SlowBody, Unprocessable
+from tformer_cli.translate.translator import TranslatedLine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """The queues of a server, each with its model, and what all endpoints share."""
+
+    queues: Sequence[TranslationQueue]
+    limits: Limits = field(default_factory=Limits)
+    keys: ApiKeys = field(default_factory=ApiKeys)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def queue(
+        self, model: str | None = None, source: str | None = None, target: str | None = None
+    ) -> TranslationQueue:
+        """Return the queue of a model, or the first one of a direction; each part may be left out.
+
+        Raises:
+            Unprocessable: there is none, or several and nothing that chooses.
+        """
+        given = {"model": model, "source": source, "target": target}
+        named = {name: value for name, value in given.items() if value is not None}
+        matching = [queue for queue in self.queues if named.items() <= _names(queue).items()]
+        if not matching:
+            got = ", ".join(f"{name}={value}" for name, value in named.items())
+            what = "are those of no model"
+            raise Unprocessable([Problem(", ".join(named), what, got=got, remedy=self._choices())])
+        if len(matching) > 1 and not named:
+            what = "is required: there are several models"
+            raise Unprocessable([Problem("model", what, remedy=self._choices())])
+        return matching[0]
+
+    def _choices(self) -> str:
+        choices = [
+            "{model} ({source} -> {target})".format(**_names(queue)) for queue in self.queues
+        ]
+        return f"choose from: {', '.join(choices)}"
+
+    def check_search(self, decoding: DecodingConfig, own: DecodingConfig) -> None:
+        """Refuse a search that takes far longer than those of the run.
+
+        Raises:
+            Unprocessable: all limits that it breaks.
+        """
+        limits = {"max_length": max(own.max_length, SearchConfig().max_length)}
+        if isinstance(decoding, BeamConfig):
+            limits["beam_size"] = self.limits.max_candidates
+        problems = [
+            Problem(f"decoding.{key}", f"must be at most {limit}", got=str(value))
+            for key, limit in limits.items()
+            if (value := getattr(decoding, key)) > limit
+        ]
+        if problems:
+            raise Unprocessable(problems)
+
+    async def read(
+        self, request: Request, *, accepts_forms: bool = False
+    ) -> tuple[dict[str, Any], float]:
+        """Return the fields of a body, and the deadline of their answer.
+
+        Raises:
+            Refusal: the body is too large, too slow, or not what its type says.
+        """
+        deadline = asyncio.get_running_loop().time() + self.limits.timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                fields = await read_fields(
+                    request, self.limits.max_body, accepts_forms=accepts_forms
+                )
+        except TimeoutError:
+            what = "has not arrived in time"
+            raise SlowBody("body", what, got=f"{self.limits.timeout} s") from None
+        return fields, deadline
+
+    async def translate(
+        self, request: Request, queue: TranslationQueue, job: Job, deadline: float
+    ) -> list[TranslatedLine]:
+        """Return the translated lines of a job, which is withdrawn where its client is gone.
+
+        Args:
+            request: of which the body has been read.
+            queue: of the model.
+            job: waits in the queue from now on.
+            deadline: in the time of the event loop.
+
+        Raises:
+            OutOfTime: they are not done before the deadline.
+            ClientDisconnect: the client is gone.
+            TformerError: the queue has no room, or a line or an option is wrong.
+        """
+        queue.submit(job)
+        translated = asyncio.wrap_future(job.future)
+        gone = asyncio.ensure_future(_disconnection(request))
+        try:
+            seconds = deadline - asyncio.get_running_loop().time()
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait((translated, gone), timeout=seconds, return_when=first)
+            if translated.done():
+                return translated.result()
+            if gone.done():
+                raise ClientDisconnect
+            got = f"{self.limits.timeout} s"
+            remedy = "send fewer texts, or repeat it later"
+            raise OutOfTime("text", "has not been translated in time", got=got, remedy=remedy)
+        finally:
+            translated.cancel()
+            gone.cancel()
+
+
+def _names(queue: TranslationQueue) -> dict[str, str]:
+    source, target = queue.model.direction
+    return {"model": queue.model.name, "source": source, "target": target}
+
+
+async def _disconnection(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
