@@ -1,0 +1,156 @@
+#!/usr/bin/env python
+"""Measure requests per second and latency of `tformer serve` for several numbers of clients.
+
+Each client is a connection that sends a sentence of the run's test text whenever it has the answer
+to the one before. Server and clients share the machine.
+"""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from cli import AsJson, Rounds, hardware, numbers_in, show
+from decode_models import pairs_to_translate
+from harness import aligned, log, median_and_range
+
+from tformer_cli.cli.entry import new_app, run
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import TrainingError
+from tformer_cli.process import num_threads
+from tformer_cli.storage.run_directory import RunDirectory
+
+CLIENTS = "1,8,32"
+
+
+@contextmanager
+def server(folder: Path, backend: str) -> Iterator[tuple[str, int]]:
+    """Yield the address of a server of a run, for a while."""
+    words = [sys.executable, "-m", "tformer_cli", "serve", str(folder)]
+    words += ["--port", "0", "--backend", backend]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = []
+            for line in process.stderr:
+                lines.append(line)
+                if line.startswith("serving "):
+                    host, _, port = line.split()[-1].removeprefix("http://").partition(":")
+                    yield host, int(port)
+                    return
+            raise TrainingError(" ".join(words[1:5]), "has failed", got="".join(lines).strip())
+        finally:
+            process.terminate()
+            process.stderr.close()
+
+
+def measure(
+    folder: Path, counts: Sequence[int], beam: int, backend: str, seconds: float, rounds: int
+) -> dict[str, Any]:
+    """Let each number of clients ask for some seconds, in turns.
+
+    Returns the requests per second of each round, and the latency of all requests in milliseconds.
+    """
+    config = load_config(RunDirectory(folder).config_file)
+    bodies = [
+        json.dumps({"text": source, "beam": beam}).encode()
+        for source, _ in pairs_to_translate(config)
+    ]
+    speeds: dict[int, list[float]] = {count: [] for count in counts}
+    latencies: dict[int, list[float]] = {count: [] for count in counts}
+    with server(folder, backend) as address:
+        asyncio.run(ask(address, bodies, 1, min(seconds, 1.0)))
+        for number in range(1, rounds + 1):
+            for count in counts:
+                done, took = asyncio.run(ask(address, bodies, count, seconds))
+                speeds[count].append(len(done) / took)
+                latencies[count] += done
+                log(f"round {number}: {count} clients, {speeds[count][-1]:,.1f} requests/s")
+    return {
+        str(count): {
+            "requests_per_second": speeds[count],
+            "p50_ms": 1000 * median(latencies[count]),
+            "p99_ms": 1000 * sorted(latencies[count])[int(0.99 * len(latencies[count]))],
+        }
+        for count in counts
+    }
+
+
+async def ask(
+    address: tuple[str, int], bodies: Sequence[bytes], num_clients: int, seconds: float
+) -> tuple[list[float], float]:
+    """Return the latency of each request of some clients, and the seconds that all took."""
+    waiting = itertools.cycle(bodies)
+    latencies: list[float] = []
+    started = time.perf_counter()
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        while time.perf_counter() - started < seconds:
+            sent = time.perf_counter()
+            await answer(reader, writer, next(waiting))
+            latencies.append(time.perf_counter() - sent)
+        writer.close()
+        await writer.wait_closed()
+
+    await asyncio.gather(*(client() for _ in range(num_clients)))
+    return latencies, time.perf_counter() - started
+
+
+async def answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
+) -> dict[str, Any]:
+    """Return the answer to a request over an open connection."""
+    head = (
+        "POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
+    headers = dict(line.lower().split(": ", 1) for line in lines if line)
+    content = await reader.readexactly(int(headers["content-length"]))
+    if " 200 " not in status:
+        raise TrainingError("/api/translate", "has failed", got=f"{status}: {content.decode()}")
+    return json.loads(content)
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return a table with a row for each number of clients."""
+    rows = [["clients", "requests/s", "p50 ms", "p99 ms"]]
+    for count, result in results.items():
+        milliseconds = [f"{result[key]:,.1f}" for key in ("p50_ms", "p99_ms")]
+        rows.append([count, median_and_range(result["requests_per_second"]), *milliseconds])
+    return aligned(rows)
+
+
+app = new_app(add_completion=False)
+
+
+@app.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    clients: Annotated[str, typer.Option(help="Numbers of clients.")] = CLIENTS,
+    beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 1,
+    backend: Annotated[str, typer.Option(help="As of `tformer serve`.")] = "auto",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of a round.")] = 10.0,
+    rounds: Rounds = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Measure requests per second and latency of `tformer serve`.
+
+    Example: python scripts/bench/serve.py runs/demo --clients 1,32
+    """
+    results = measure(folder, numbers_in("--clients", clients), beam, backend, seconds, rounds)
+    note = f"{rounds} rounds of {seconds:g} s, a sentence a request; clients on the same machine"
+    show(results, as_json, lambda: table(results), note, hardware(num_threads()))
+
+
+if __name__ == "__main__":
+    run(app)
