@@ -18,20 +18,27 @@ def test_options_reach_the_server(tformer, toy_run, tmp_path, monkeypatch):
 
     served = {}
 
-    def run_app(app, listener, timeout):
-        served.update(app=app, address=listener.getsockname(), timeout=timeout)
+    def build_app(service, **options):
+        served.update(options, limits=service.limits)
 
+    def run_app(app, listener, timeout):
+        served.update(address=listener.getsockname(), timeout=timeout)
+
+    monkeypatch.setattr(server, "build_app", build_app)
     monkeypatch.setattr(server, "run_app", run_app)
     (tmp_path / "keys").write_text("key\n")
     other = shutil.copytree(toy_run, tmp_path / "other")
-    limits = ("--max-texts", "7", "--max-waiting", "8", "--timeout", "9")
+    options = ("--allow-host", "a.example", "--allow-origin", "https://b.example")
+    options += ("--max-texts", "7", "--max-waiting", "8", "--timeout", "9")
     words = ("serve", toy_run, other, "--port", "0", "--api-keys", tmp_path / "keys")
-    result = tformer(*words, "--backend", "native", *limits)
+    result = tformer(*words, "--backend", "native", *options)
     assert result.exit_code == 0, result.stderr
     host, port = served["address"]
     assert result.stderr == f"serving run, other at http://{host}:{port}\n"
     assert (host, served["timeout"]) == ("127.0.0.1", 9)
-    assert Limits(max_texts=7, max_waiting=8, timeout=9).max_texts == 7
+    assert served["limits"] == Limits(max_texts=7, max_waiting=8, timeout=9)
+    assert served["hosts"] == ["127.0.0.1", "a.example"]
+    assert served["origins"] == ["https://b.example"]
 
 
 def test_defaults_of_options_are_those_of_limits(tformer):
