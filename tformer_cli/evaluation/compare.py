@@ -112,22 +112,43 @@ def compare_translations(
     for metric, (name, resampled), shuffled in zip(
         metrics, bootstrap.items(), randomization.values(), strict=True
     ):
-        signature = str(metric.scorer.get_signature())
         sentences = [metric.sentence_scores(each, references) for each in systems.values()]
         contrasts = [
             _contrast(metric, sentences[0], own, resampled[0].score, *results)
             for own, *results in zip(sentences[1:], resampled[1:], shuffled[1:], strict=True)
         ]
         scores[metric.name] = tuple(
-            SystemScore(
-                system,
-                Score(name, float(result.score), signature, num_sentences),
-                _interval(result),
-                contrast,
-            )
+            replace(_scored(system, metric, name, result, num_sentences), contrast=contrast)
             for system, result, contrast in zip(systems, resampled, [None, *contrasts], strict=True)
         )
     return Comparison(text, num_sentences, len(references), scores, resamples, seed)
+
+
+def score_systems(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    metrics: Sequence[Metric],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> dict[MetricName, tuple[SystemScore, ...]]:
+    """Score one or several systems by each metric, without a test of their differences."""
+    columns = _paired_test("bs", systems, references, metrics, resamples, seed)
+    return {
+        metric.name: tuple(
+            _scored(system, metric, name, result, len(references[0]))
+            for system, result in zip(systems, results, strict=True)
+        )
+        for metric, (name, results) in zip(metrics, columns.items(), strict=True)
+    }
+
+
+def _scored(
+    system: str, metric: Metric, name: str, result: Result, num_sentences: int
+) -> SystemScore:
+    signature = str(metric.scorer.get_signature())
+    score = Score(name, float(result.score), signature, num_sentences)
+    return SystemScore(system, score, _interval(result), None)
 
 
 def _paired_test(

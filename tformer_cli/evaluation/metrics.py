@@ -17,7 +17,7 @@ from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.corpus.held_out import counted, overlap_warnings
 from tformer_cli.corpus.reader import read_lines, read_texts
 from tformer_cli.errors import ConfigError, Problem, UsageError
-from tformer_cli.text.language import is_language_code, language_of_script
+from tformer_cli.text.language import base_language, is_language_code, language_of_script
 
 # sacrebleu's tokenizers for languages without whitespace between words.
 TOKENIZERS_BY_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
@@ -94,8 +94,7 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
         case "bleu":
             tokenize: str = config.bleu.tokenize
             if tokenize == "auto":
-                language = target_language.lower().replace("_", "-").split("-")[0]
-                tokenize = TOKENIZERS_BY_LANGUAGE.get(language, "13a")
+                tokenize = TOKENIZERS_BY_LANGUAGE.get(base_language(target_language), "13a")
             options = ("-tok", tokenize, *(("-lc",) if config.bleu.lowercase else ()))
             return Metric("bleu", _bleu(tokenize, config.bleu.lowercase), options)
         case "chrf":

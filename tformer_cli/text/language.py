@@ -65,6 +65,11 @@ def is_language_code(text: str) -> bool:
     return code is not None and (len(code[1]) == 3 or code[1].lower() in _CODES)
 
 
+def base_language(code: str) -> str:
+    """Return a code without script and region, in small letters: `pt` of `pt_BR`."""
+    return code.lower().replace("_", "-").split("-")[0]
+
+
 def language_of_name(file: Path) -> str | None:
     """Return the ISO code at the end of a file name such as `train.en-de.de` or `a.zh-CN.gz`.
 
