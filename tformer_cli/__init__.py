@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tformer_cli.evaluation.compare import Comparison as Comparison
     from tformer_cli.evaluation.evaluate import Evaluation as Evaluation
     from tformer_cli.evaluation.metrics import Score as Score
+    from tformer_cli.evaluation.report import Report as Report
+    from tformer_cli.evaluation.report import report as report
     from tformer_cli.evaluation.tuning import Tuning as Tuning
     from tformer_cli.text.segments import Terminology as Terminology
     from tformer_cli.training.vocabulary import build_vocabulary as build_vocabulary
@@ -51,6 +53,7 @@ _HOMES = {
     "GreedyConfig": "tformer_cli.config.schema.decoding",
     "MBR": "tformer_cli.translate.options",
     "Problem": "tformer_cli.errors",
+    "Report": "tformer_cli.evaluation.report",
     "SampleConfig": "tformer_cli.config.schema.decoding",
     "Score": "tformer_cli.evaluation.metrics",
     "ScoredPair": "tformer_cli.translate.score",
@@ -66,6 +69,7 @@ _HOMES = {
     "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",
+    "report": "tformer_cli.evaluation.report",
     "report_vocabulary": "tformer_cli.training.vocabulary",
     "score": "tformer_cli.api",
     "synthesize": "tformer_cli.translate.synthesis",

@@ -9,8 +9,8 @@ from tformer_cli.config.schema.config import BleuTokenizer, Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.reader import has_pipe, read_pairs
-from tformer_cli.device import resolve_device, resolve_precision
-from tformer_cli.errors import Problem, check_choice, check_positive, reject_str
+from tformer_cli.device import resolve_device
+from tformer_cli.errors import Problem, UsageError, check_choice, check_positive, reject_str
 from tformer_cli.evaluation.compare import (
     RESAMPLES,
     SEED,
@@ -24,15 +24,17 @@ from tformer_cli.evaluation.compare import (
 from tformer_cli.evaluation.evaluate import (
     Evaluation,
     Evaluator,
+    own_translations,
     save_evaluation,
-    saved_hypotheses,
     texts_of_split,
     warn_of_overlap,
 )
 from tformer_cli.evaluation.metrics import build_metric
+from tformer_cli.evaluation.report import comparison_page
 from tformer_cli.evaluation.tuning import Tuning, tune_search
+from tformer_cli.plotting.report import save_page
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import ModelFiles, find_model
+from tformer_cli.storage.trained_model import find_model
 from tformer_cli.training import trainer as training
 from tformer_cli.training.setup import config_and_run
 from tformer_cli.translate.options import MBR, SearchOptions
@@ -163,6 +165,7 @@ def compare(
     lowercase: bool = False,
     resamples: int = RESAMPLES,
     seed: int = SEED,
+    output: str | os.PathLike[str] | None = None,
     device: str = "auto",
     workers: int | None = 1,
     log: Callable[[str], object] = lambda line: None,
@@ -188,6 +191,7 @@ def compare(
         lowercase: whether BLEU ignores case, even if that of the runs does not.
         resamples: of the bootstrap; also shuffles of the randomization.
         seed: of both.
+        output: an HTML page of two systems to write; None for none.
         device: of runs that translate: auto, cpu, cuda, cuda:N or mps.
         workers: processes that share the work on a CPU, one thread each; None for one a core.
         log: called with a line whenever a run begins to translate.
@@ -202,40 +206,39 @@ def compare(
     check_positive("`resamples`", resamples)
     check_positive("`seed`", seed)
     paths = distinct_systems(systems)
+    if output is not None and len(paths) > 2:
+        what = "shows two systems"
+        raise UsageError("`output`", what, got=str(len(paths)), remedy="leave the others out")
     runs = {path: find_model(RunDirectory(path)) for path in paths if path.is_dir()}
     built = common_metrics(metrics, list(runs.values()), tokenize=tokenize, lowercase=lowercase)
     name, texts = common_text(list(runs.values()), test, list(map(Path, references)))
     # Files first: one may have too few lines, and to translate takes minutes.
     files = {path: read_translations(path, texts) for path in paths if path not in runs}
-    precision = resolve_precision(None, resolve_device(device))
-
-    def translations(run: ModelFiles) -> Sequence[str]:
-        """Return those that `evaluate` has left or makes now."""
-        source = texts_of_split(run.config, name)[name].source
-        saved = saved_hypotheses(run, name, source, precision)
-        if saved is not None:
-            return saved
-        log(f"{run.run.path}: translating {name}")
-        evaluations = evaluate(
-            run.run.path,
-            metrics=metrics,
-            split=name,
+    hypotheses = {
+        str(path): files[path]
+        if path in files
+        else own_translations(
+            runs[path],
+            name,
+            metrics,
             device=device,
             workers=workers,
+            log=log,
             on_start=on_start,
             on_done=on_done,
             on_warning=on_warning,
         )
-        return evaluations[name].hypotheses
-
-    return compare_translations(
-        name,
-        {str(path): files[path] if path in files else translations(runs[path]) for path in paths},
-        list(texts.values()),
-        built,
-        resamples=resamples,
-        seed=seed,
+        for path in paths
+    }
+    comparison = compare_translations(
+        name, hypotheses, list(texts.values()), built, resamples=resamples, seed=seed
     )
+    if output is not None:
+        page = comparison_page(
+            comparison, hypotheses, list(texts.values()), built, list(runs.values())
+        )
+        save_page(page, Path(output))
+    return comparison
 
 
 def tune(

@@ -44,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "average": train.average,
     "plot": plot.plot,
     "heatmap": plot.heatmap,
+    "report": plot.report,
     "import": export.import_,
     "export": export.export,
 }

@@ -1,11 +1,8 @@
 """`tformer compare`."""
 
-import itertools
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from string import ascii_uppercase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,13 +22,12 @@ from tformer_cli.cli.options import (
     chosen_metrics,
     chosen_run,
 )
+from tformer_cli.cli.plot import check_page
 from tformer_cli.config.schema.config import BleuTokenizer
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from tformer_cli.evaluation.compare import Comparison, SystemScore
-
-HEAD = ["", "score", "95% interval", "vs A", "p bootstrap", "p random", "wins", "ties", "losses"]
+    from tformer_cli.evaluation.compare import Comparison
 
 
 def compare(
@@ -76,6 +72,15 @@ def compare(
         int, typer.Option(min=1, help="Resamples of the bootstrap; shuffles of the randomization.")
     ] = 1000,
     seed: Annotated[int, typer.Option(min=1, help="Seed of both tests.")] = 12345,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PAGE.html",
+            help="Also write an HTML page of two systems, with the sentences that differ most.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
@@ -88,8 +93,9 @@ def compare(
 
     Example: tformer compare runs/one runs/other
 
-    Example: tformer compare one.txt other.txt --reference test.de
+    Example: tformer compare one.txt other.txt --reference test.de --output page.html
     """
+    check_page(output)
     for path in systems:
         if path.is_dir() or path.suffix in (".yaml", ".yml"):
             chosen_run(path)
@@ -107,6 +113,7 @@ def compare(
             lowercase=lowercase,
             resamples=resamples,
             seed=seed,
+            output=output,
             device=device,
             workers=workers,
             log=tell_stderr,
@@ -118,59 +125,27 @@ def compare(
         typer.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False))
     else:
         tell(_report(comparison))
+        if output is not None:
+            tell(f"{output}: written")
 
 
 def _report(comparison: "Comparison") -> str:
     """Return the scores as a table for each metric, and what they say in a sentence each."""
+    from tformer_cli.evaluation.tables import TEST_HEAD, letters, score_row, verdict
+
     names = [scored.system for scored in next(iter(comparison.scores.values()))]
-    letters = dict(zip(names, _letters(), strict=False))
+    letter_of = dict(zip(names, letters(), strict=False))
     num_references = comparison.num_references
     blocks = [
         f"{comparison.text}: {comparison.num_sentences:,} sentences, {num_references} "
         f"reference{'s' * (num_references > 1)}; {comparison.resamples:,} resamples, "
-        f"seed {comparison.seed}\n{table([[letters[name], name] for name in names], '<<')}"
+        f"seed {comparison.seed}\n{table([[letter_of[name], name] for name in names], '<<')}"
     ]
     sentences = []
     for systems in comparison.scores.values():
         score = systems[0].score
-        rows = [_row(letters[scored.system], scored) for scored in systems]
-        blocks.append(f"{score.name}  ({score.signature})\n{table([HEAD, *rows], '<' + '>' * 8)}")
-        sentences += [_sentence(letters[one.system], one) for one in systems[1:]]
+        rows = [score_row(letter_of[scored.system], scored) for scored in systems]
+        cells = table([TEST_HEAD, *rows], "<" + ">" * 8)
+        blocks.append(f"{score.name}  ({score.signature})\n{cells}")
+        sentences += [verdict(letter_of[one.system], one) for one in systems[1:]]
     return "\n\n".join([*blocks, "\n".join(sentences)])
-
-
-def _letters() -> Iterator[str]:
-    """Yield A to Z, AA, AB and so on."""
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(ascii_uppercase, repeat=length))
-
-
-def _row(letter: str, scored: "SystemScore") -> list[str]:
-    low, high = scored.interval
-    cells = [letter, f"{scored.score.score:.2f}", f"{low:.2f}-{high:.2f}"]
-    contrast = scored.contrast
-    if contrast is None:
-        return cells + [""] * 6
-    counts = (contrast.wins, contrast.ties, contrast.losses)
-    p_values = (contrast.p_bootstrap, contrast.p_randomization)
-    return [
-        *cells,
-        f"{contrast.difference:+.2f}",
-        *(_relation(p_value).removeprefix("= ") for p_value in p_values),
-        *(f"{count:,}" for count in counts),
-    ]
-
-
-def _sentence(letter: str, scored: "SystemScore") -> str:
-    """Return how a system compares with the baseline."""
-    contrast = scored.contrast
-    assert contrast is not None, "only the baseline has none"
-    metric, p_text = scored.score.name, f"p {_relation(contrast.p_value)}"
-    if contrast.verdict == "undecided":
-        return f"{metric}: no significant difference between {letter} and A ({p_text})."
-    amount = f"{abs(contrast.difference):.2f} {metric}"
-    return f"{letter} is {contrast.verdict} than A by {amount} ({p_text})."
-
-
-def _relation(p_value: float) -> str:
-    return f"= {p_value:.3f}" if p_value >= 0.0005 else "< 0.001"

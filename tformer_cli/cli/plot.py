@@ -1,15 +1,23 @@
-"""`tformer plot` and `tformer heatmap`."""
+"""`tformer plot`, `tformer heatmap` and `tformer report`."""
 
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import warn
-from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen_run
+from tformer_cli.cli.entry import extend, progress_bar, refuse_torchrun, tell, tell_stderr, warn
+from tformer_cli.cli.options import (
+    CheckpointOption,
+    DeviceOption,
+    LeadingRunArgument,
+    RunArgument,
+    WorkersOption,
+    chosen_run,
+)
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting import heatmap as picture
@@ -18,6 +26,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 DEFAULT_CURVES = Path("curves.png")
 # A page needs no extra.
 DEFAULT_HEATMAP = Path("heatmap.html")
+DEFAULT_REPORT = Path("report.html")
 
 PartName = Literal["all", "encoder", "decoder", "cross", "positions"]
 
@@ -122,6 +131,61 @@ def heatmap(
     if file is not None and (missing := picture.save_heatmap(maps, file)) is not None:
         warn(missing)
     typer.echo(json.dumps(maps.as_plain(), ensure_ascii=False) if as_json else f"{file}: written")
+
+
+def report(
+    run: RunArgument = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="valid, test, or the name of a test set. Default: the only test set, or valid."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page.")
+    ] = DEFAULT_REPORT,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+) -> None:
+    """Write an HTML page of a run: its curves, its scores, and where it translates well and badly.
+
+    The page holds the sentences, and the best, the worst, those that lose a number, a name or a
+    negation, copies and loops among them; scores by length and by the rarest word; and confidence
+    intervals. It needs no other file. Translations of `tformer eval` are used where there are some.
+
+    Example: tformer report runs/demo
+
+    Example: tformer report runs/demo --split valid --output valid.html
+    """
+    check_page(output)
+    run_directory = chosen_run(run)
+
+    from tformer_cli.evaluation import report as reports
+
+    refuse_torchrun("report")
+    with progress_bar("line") as bar:
+        result = reports.report(
+            run_directory.path,
+            output,
+            split=split,
+            device=device,
+            workers=workers,
+            log=tell_stderr,
+            on_start=partial(extend, bar),
+            on_done=bar.update,
+            on_warning=warn,
+        )
+    for scored in result.scores.values():
+        low, high = scored.interval
+        tell(f"{scored.score}\n95% interval: {low:.2f}-{high:.2f}")
+    tell("\n".join(f"{name}: {len(findings):,}" for name, findings in result.defects.items()))
+    tell(f"{output}: written")
+
+
+def check_page(file: Path | None) -> None:
+    """Refuse the file of an HTML page that is named as something else."""
+    if file is not None and file.suffix.lower() != ".html":
+        raise UsageError("--output", "must end in .html", got=str(file))
 
 
 def _one_run(runs: Sequence[Path], sentence: str) -> Path | None:

@@ -35,6 +35,8 @@ _NEGATIONS = {
 # Smallest value of each bucket.
 LENGTH_STARTS = (0, 1, 6, 11, 16, 21, 31, 51)
 FREQUENCY_STARTS = (0, 1, 10, 100, 1_000, 10_000)
+# Lines of a training text whose words are counted, which takes half a minute.
+MAX_COUNTED = 1_000_000
 # Longest phrase, in words, whose repetition is looked for.
 MAX_LOOP = 8
 # An untranslated line has so many words of its source, and this share of its own words.
@@ -97,9 +99,12 @@ def _folded_words(line: str, language: str) -> list[str]:
 def count_words(
     training: Iterable[str], sources: Iterable[str], language: str
 ) -> Mapping[str, int]:
-    """Return how often the words of `sources` occur in training lines, whatever their case."""
+    """Return how often the words of sources occur in training lines, whatever their case.
+
+    The first `MAX_COUNTED` lines count.
+    """
     counts = {word: 0 for line in sources for word in _folded_words(line, language)}
-    for line in training:
+    for line in itertools.islice(training, MAX_COUNTED):
         for word in _folded_words(line, language):
             if word in counts:
                 counts[word] += 1
@@ -283,20 +288,19 @@ def mark_differences(one: str, other: str, language: str) -> tuple[list[str], li
     """
     unit = _CHARACTER if _is_unspaced(language) else _WORD
     pieces = [re.findall(rf"\s+|[{_PUNCTUATION}]+|{unit}", text) for text in (one, other)]
-    operations = SequenceMatcher(str.isspace, *pieces, autojunk=False).get_opcodes()
-    return (
-        _segments(pieces[0], [(tag == "equal", *span) for tag, *span, _, _ in operations]),
-        _segments(pieces[1], [(tag == "equal", *span) for tag, _, _, *span in operations]),
-    )
-
-
-def _segments(pieces: Sequence[str], spans: Iterable[tuple[bool, int, int]]) -> list[str]:
-    segments = [""]
-    for is_equal, start, end in spans:
-        if is_equal != (len(segments) % 2 == 1) and start < end:
-            segments.append("")
-        segments[-1] += "".join(pieces[start:end])
+    operations = SequenceMatcher(str.isspace, pieces[0], pieces[1], autojunk=False).get_opcodes()
+    segments: tuple[list[str], list[str]] = ([""], [""])
+    for tag, start, end, other_start, other_end in operations:
+        _extend(segments[0], "".join(pieces[0][start:end]), is_equal=tag == "equal")
+        _extend(segments[1], "".join(pieces[1][other_start:other_end]), is_equal=tag == "equal")
     return segments
+
+
+def _extend(segments: list[str], text: str, *, is_equal: bool) -> None:
+    """Add a text to the last segment, or as a new one if that is of the other kind."""
+    if text and is_equal != (len(segments) % 2 == 1):
+        segments.append("")
+    segments[-1] += text
 
 
 def even_lines(num_lines: int, count: int) -> list[int]:

@@ -26,7 +26,7 @@ from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import autocast, resolve_device, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError, Problem, UsageError, reject_str
-from tformer_cli.evaluation.metrics import Metric, Score
+from tformer_cli.evaluation.metrics import Metric, Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.scoring import halving_on_oom
@@ -253,6 +253,44 @@ def saved_hypotheses(
     models, decoding = (files.fingerprint,), files.config.decoding
     expected = translation_fingerprint(models, source, decoding, None, precision, hypotheses)
     return hypotheses if fingerprint == expected else None
+
+
+def own_translations(
+    files: ModelFiles,
+    name: str,
+    metrics: Sequence[MetricName],
+    *,
+    device: str,
+    workers: int | None,
+    log: Callable[[str], object],
+    on_start: Callable[[int], object],
+    on_done: Callable[[int], object],
+    on_warning: Callable[[Problem], object],
+) -> tuple[str, ...]:
+    """Return the translations of a text by a run's own search.
+
+    They are those that `tformer eval` has saved, if there are; others are made and saved with their
+    scores.
+    """
+    config = files.config
+    text = texts_of_split(config, name)[name]
+    precision = resolve_precision(None, resolve_device(device))
+    saved = saved_hypotheses(files, name, text.source, precision)
+    if saved is not None:
+        return saved
+    log(f"{files.run.path}: translating {name}")
+    evaluator = Evaluator.load(files.run.path, device=device, workers=workers)
+    warn_of_overlap(config.data, {name: text}, on_warning)
+    language = config.data.target_language
+    evaluation = evaluator.evaluate(
+        text,
+        [build_metric(metric, config.evaluation, language) for metric in metrics],
+        on_start=on_start,
+        on_done=on_done,
+        on_warning=on_warning,
+    )
+    save_evaluation(evaluation, files.run, name)
+    return evaluation.hypotheses
 
 
 @torch.inference_mode()
