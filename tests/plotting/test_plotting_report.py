@@ -1,0 +1,145 @@
+"""Pages of reports, parsed: nothing comes from elsewhere, texts stay texts, and sizes are bounded."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.plotting import report
+from tformer_cli.plotting.curves import History
+from tformer_cli.plotting.heatmap import PAGE_TEMPLATES
+from tformer_cli.plotting.report import Page, SentenceList, learning_curves, render, save_page
+
+EVIL = [
+    "<script>alert(1)</script>",
+    "</script>",
+    "<!--",
+    "&lt;",
+    "\"'`",
+    "${x} $title",
+    "\u2028\u2029\x00\r",
+    "\u202e\u2066\u2069",
+    "שלום (abc)",
+]
+TEXTS = st.one_of(st.sampled_from(EVIL), st.text(max_size=8))
+
+
+class Reader(HTMLParser):
+    """Notes the elements of a page, their attributes, and the text in each."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.texts.append("")
+
+    def handle_data(self, data):
+        if self.texts:
+            self.texts[-1] += data
+
+    def content(self) -> dict:
+        index = next(n for n, (_, each) in enumerate(self.elements) if each.get("id") == "content")
+        return json.loads(self.texts[index])
+
+
+def page(lines, *, title="t", lists=(), marks=None) -> Page:
+    return Page(
+        title=title,
+        facts={title: title},
+        systems=[title],
+        languages=("en", "de"),
+        tables=[],
+        charts=[],
+        breakdowns=[],
+        lists=lists,
+        sources=lines,
+        references=[lines],
+        hypotheses=[lines],
+        scores=[[0.0] * len(lines)],
+        marks=marks or {},
+    )
+
+
+PLAIN = Reader(render(page(["a"])))
+
+
+def test_a_page_needs_nothing_from_elsewhere():
+    policies = [each["content"] for _, each in PLAIN.elements if "http-equiv" in each]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
+    assert not any({"src", "href"} & set(each) for _, each in PLAIN.elements)
+    script = (PAGE_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    assert "innerHTML" not in script
+    # Each text of the user decides on its own direction.
+    assert script.count("dir:") == script.count('dir: "auto"') > 3
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=4))
+def test_whatever_a_text_is_it_stays_a_text(lines):
+    title = lines[0]
+    listed = SentenceList(title, title, [(0, tuple(lines))])
+    text = render(page(lines, title=title, lists=[listed], marks={0: [["", *lines]]}))
+    assert not {"\u2028", "\u2029"} & set(text.split("</header>")[1])
+    reader = Reader(text)
+    assert reader.elements == PLAIN.elements
+    content = reader.content()
+    assert content["facts"] == {title: title}
+    assert content["lists"][0]["lines"] == [[0, lines]]
+    assert [each["source"] for each in content["sentences"]] == lines
+    assert content["sentences"][0]["hypotheses"] == [["", *lines]]
+
+
+def test_a_path_of_any_bytes_can_be_written(tmp_path):
+    odd = b"run\xff".decode("utf-8", "surrogateescape")
+    save_page(page(["a"], title=odd), tmp_path / "page.html")
+    content = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).content()
+    assert content["systems"] == [odd]
+
+
+def test_lists_texts_and_words_are_bounded():
+    lines = ["x" * 5000] * 300
+    words = ("y" * 5000,) * 50
+    listed = SentenceList("all", "", [(line, words) for line in range(300)])
+    content = page(lines, lists=[listed]).as_plain()
+    (plain,) = content["lists"]
+    assert (plain["total"], len(plain["lines"])) == (300, report.MAX_LISTED)
+    for _, cut in plain["lines"]:
+        assert len(cut) == report.MAX_WORDS
+        assert {len(word) for word in cut} == {report.MAX_TEXT}
+    assert {sentence["source"] for sentence in content["sentences"]} == {"x" * 999 + "…"}
+    assert content["num_sentences"] == len(content["sentences"]) == 300
+
+
+def test_a_page_of_many_long_sentences_holds_the_listed_ones_first(monkeypatch):
+    monkeypatch.setattr(report, "MAX_BYTES", 100_000)
+    lines = ["<\u2028" + "語" * 300] * 500
+    listed = SentenceList("last", "", [(line, ()) for line in range(499, 489, -1)])
+    text = render(page(lines, lists=[listed]))
+    templates = sum(len((PAGE_TEMPLATES / f"report.{x}").read_bytes()) for x in ("js", "css"))
+    assert 90_000 < len(text.encode()) - templates < 105_000
+    content = Reader(text).content()
+    shown = [sentence["line"] for sentence in content["sentences"]]
+    assert content["num_sentences"] == 500
+    assert shown == [*range(len(shown) - 10), *range(490, 500)]
+    # Where not even those fit, none is listed that the page lacks.
+    monkeypatch.setattr(report, "MAX_BYTES", 10_000)
+    content = page(lines, lists=[listed]).as_plain()
+    shown = {sentence["line"] for sentence in content["sentences"]}
+    assert {line for line, _ in content["lists"][0]["lines"]} == shown < set(range(490, 500))
+
+
+@pytest.mark.parametrize("num_points", [1, 2, 499, 500, 501, 12_345])
+def test_curves_have_few_points_and_the_last_one(tmp_path, num_points):
+    points = [(step, 1 / (step + 1)) for step in range(num_points)]
+    history = History(tmp_path, {"train_loss": points, "grad_norm": points, "valid_bleu": points})
+    loss, bleu = learning_curves(history)
+    assert (list(loss.curves), list(bleu.curves)) == (["training"], ["validation"])
+    curve = loss.curves["training"]
+    assert curve == sorted(set(curve) & set(points))
+    assert curve[-1] == points[-1]
+    assert min(num_points, 250) <= len(curve) <= 500
