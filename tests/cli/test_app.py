@@ -33,6 +33,7 @@ COMMANDS = [
     "average",
     "plot",
     "heatmap",
+    "report",
     "import",
     "export",
     "config",

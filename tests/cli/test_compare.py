@@ -4,8 +4,10 @@ import json
 import shutil
 
 import pytest
+from pages import Reader
 
-from tformer_cli import api, compare
+from tformer_cli import compare
+from tformer_cli.evaluation.evaluate import Evaluator
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +57,12 @@ def evaluated(monkeypatch):
     """Record the runs that are translated."""
     calls = []
 
-    def evaluate(run, **arguments):
+    def load(run, **arguments):
         calls.append(run)
         return original(run, **arguments)
 
-    original = api.evaluate
-    monkeypatch.setattr(api, "evaluate", evaluate)
+    original = Evaluator.load
+    monkeypatch.setattr(Evaluator, "load", load)
     return calls
 
 
@@ -298,6 +300,14 @@ def test_more_references_and_another_bleu_are_options(files, tformer, tmp_path):
             "{empty}: no lines; name a file with text",
         ),
         (
+            ["{one}", "{other}", "--reference", "{reference}", "--output", "page.pdf"],
+            "--output: must end in .html (page.pdf)",
+        ),
+        (
+            ["{one}", "{other}", "{short}", "--reference", "{reference}", "--output", "page.html"],
+            "--output: shows two systems (3); leave the others out",
+        ),
+        (
             ["{one}", "{other}", "--reference", "{reference}", "--resamples", "0"],
             "--resamples: must be at least 1 (0)",
         ),
@@ -312,6 +322,59 @@ def test_mistakes_are_one_clear_line(files, toy_run, tformer, tmp_path, words, m
     names["data"] = toy_run.parent / "data"
     result = tformer("compare", *(word.format(**names) for word in words))
     assert (result.exit_code, result.stderr) == (2, f"{message.format(**names)}\n")
+
+
+def test_a_page_of_runs_has_what_the_table_says_and_the_sentences(runs, tformer, tmp_path):
+    one, other = runs
+    file = tmp_path / "page.html"
+    result = tformer("compare", one, other, "--output", file)
+    assert result.stdout.endswith(f"{file}: written\n")
+    content = Reader(file.read_text(encoding="utf-8")).content()
+    bleu, chrf = content["tables"]
+    rows = [line.split() for line in result.stdout.splitlines()]
+    for table in (bleu, chrf):
+        assert [[cell for cell in row if cell] for row in table["rows"]] == [
+            row for row in rows if row[:2] in [cells[:2] for cells in table["rows"]]
+        ]
+    verdicts = result.stdout.splitlines()[-3:-1]
+    for table, sentence in zip((bleu, chrf), verdicts, strict=True):
+        assert table["note"].startswith(sentence)
+    texts = [(run / "eval" / "toy.hyp.txt").read_text().splitlines() for run in runs]
+    shown = [
+        ["".join(segments) for segments in sentence["hypotheses"]]
+        for sentence in content["sentences"]
+    ]
+    assert shown == [list(pair) for pair in zip(*texts, strict=True)]
+    wins, _, losses = map(int, chrf["rows"][1][-3:])
+    better, worse, equal = content["lists"]
+    num_changed = sum(pair[0] != pair[1] for pair in shown)
+    assert (better["total"], worse["total"]) == (wins, losses)
+    assert equal["total"] == num_changed - wins - losses
+    for each in (better, worse):
+        gains = [
+            abs(content["sentences"][line]["scores"][1] - content["sentences"][line]["scores"][0])
+            for line, _ in each["lines"]
+        ]
+        assert gains == sorted(gains, reverse=True)
+    assert [each["title"] for each in content["breakdowns"]] == [
+        "Length of the source",
+        "Rarest word",
+    ]
+    for breakdown in content["breakdowns"]:
+        assert sum(bucket["num_sentences"] for bucket in breakdown["buckets"]) == 10
+
+
+def test_a_page_of_files_has_no_source(files, tformer, tmp_path):
+    one, other, reference = files
+    file = tmp_path / "page.html"
+    words = ("compare", one, other, "--reference", reference, "--reference", one, "--ter")
+    assert tformer(*words, "--output", file).exit_code == 0
+    content = Reader(file.read_text(encoding="utf-8")).content()
+    assert {sentence["source"] for sentence in content["sentences"]} == {None}
+    assert {len(sentence["references"]) for sentence in content["sentences"]} == {2}
+    (breakdown,) = content["breakdowns"]
+    assert breakdown["title"] == "Length of the reference"
+    assert list(breakdown["buckets"][0]["scores"]) == ["TER"]
 
 
 def test_runs_of_different_references_are_refused(runs, tformer):

@@ -243,7 +243,7 @@ def test_whole_words_are_marked_and_characters_without_spaces():
     one, other = mark_differences("The cat sat.", "The big dog sat!", "en")
     assert (one, other) == (["The ", "cat", " sat", "."], ["The ", "big dog", " sat", "!"])
     assert mark_differences("我爱你", "我恨你", "zh") == (["我", "爱", "你"], ["我", "恨", "你"])
-    matcher = difflib.SequenceMatcher(None, "a b c d".split(), "a x c".split())
+    matcher = difflib.SequenceMatcher(None, [*"abcd"], [*"axc"])
     num_equal = sum(block.size for block in matcher.get_matching_blocks())
     equal = mark_differences("a b c d", "a x c", "en")[0][::2]
     assert len(" ".join(equal).split()) == num_equal

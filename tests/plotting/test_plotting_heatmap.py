@@ -1,11 +1,9 @@
 """Pages and pictures of attention maps against the numbers and tokens that they show."""
 
 import itertools
-import json
 import math
 import sys
 import warnings
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -15,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
+from pages import Reader
 from sentences import BIAS, TURNS, VECTORS, WINDOW, maps, sentence, table
 
 from tformer_cli.errors import UsageError
@@ -40,30 +39,6 @@ from tformer_cli.plotting.heatmap import (
 )
 
 EVIL = ["<script>alert(1)</script>", "</script>", "<!--", "&lt;", '"', "'", "{x}"]
-
-
-class Reader(HTMLParser):
-    """Notes the elements of a page, their attributes, and the text in each."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        self.texts.append("")
-
-    def handle_data(self, data):
-        if self.texts:
-            self.texts[-1] += data
-
-    def content(self) -> dict:
-        index = next(
-            n for n, (_, found) in enumerate(self.elements) if found.get("id") == "content"
-        )
-        return json.loads(self.texts[index])
 
 
 PLAIN = Reader(page(sentence(maps(["a"], ["b"]))))

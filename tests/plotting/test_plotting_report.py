@@ -1,11 +1,9 @@
-"""Pages of reports, parsed: nothing comes from elsewhere, texts stay texts, and sizes are bounded."""
-
-import json
-from html.parser import HTMLParser
+"""Pages of reports, parsed: nothing comes from elsewhere, texts stay texts, sizes are bounded."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import Reader
 
 from tformer_cli.plotting import report
 from tformer_cli.plotting.curves import History
@@ -24,28 +22,6 @@ EVIL = [
     "שלום (abc)",
 ]
 TEXTS = st.one_of(st.sampled_from(EVIL), st.text(max_size=8))
-
-
-class Reader(HTMLParser):
-    """Notes the elements of a page, their attributes, and the text in each."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        self.texts.append("")
-
-    def handle_data(self, data):
-        if self.texts:
-            self.texts[-1] += data
-
-    def content(self) -> dict:
-        index = next(n for n, (_, each) in enumerate(self.elements) if each.get("id") == "content")
-        return json.loads(self.texts[index])
 
 
 def page(lines, *, title="t", lists=(), marks=None) -> Page:

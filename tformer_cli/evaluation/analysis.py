@@ -21,6 +21,7 @@ _WORD = rf"[^\s{_PUNCTUATION}]+(?:['’.,:-][^\s{_PUNCTUATION}]+)*"
 _CHARACTER = rf"[0-9A-Za-zÀ-ɏ]+|[^\s{_PUNCTUATION}]"
 _BEFORE_SENTENCE = re.compile(r"(^|[.!?…:;])\W*$")
 _NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
+_REPEATED_LETTERS = re.compile(r"([^\W\d_]{1,8}?)\1{4}")
 _NEGATIONS = {
     "en": r"no|not|never|none|nobody|nothing|nowhere|neither|nor|cannot|\w+n['’]t",
     "de": r"nichts?|nie|niemals|niemand(?:e[mn]|es)?|nirgend(?:s|wo)|kein(?:e[mnrs]?)?|weder",
@@ -258,18 +259,18 @@ def untranslated(
 def loops(references: Iterable[str], hypotheses: Iterable[str], language: str) -> list[Finding]:
     """Return lines that repeat a phrase at once, other than those whose reference does too.
 
-    A single word has to stand three times in succession.
+    A single word has to stand three times in succession, and letters in a word five times.
     """
     return [
         Finding(number, (phrase,))
         for number, (reference, hypothesis) in enumerate(zip(references, hypotheses, strict=True))
-        if (phrase := _repeated(_folded_words(hypothesis, language), language))
-        and not _repeated(_folded_words(reference, language), language)
+        if (phrase := _repeated(hypothesis, language)) and not _repeated(reference, language)
     ]
 
 
-def _repeated(line: Sequence[str], language: str) -> str:
-    """Return the first of the shortest phrases that the words of a line repeat at once."""
+def _repeated(text: str, language: str) -> str:
+    """Return the shortest phrase, or else the letters, that a text repeats at once."""
+    line = _folded_words(text, language)
     for length in range(1, MAX_LOOP + 1):
         num_equal = 0
         for position in range(length, len(line)):
@@ -278,7 +279,8 @@ def _repeated(line: Sequence[str], language: str) -> str:
             if num_equal == max(length, 2):
                 phrase = line[position - length + 1 : position + 1]
                 return ("" if _is_unspaced(language) else " ").join(phrase)
-    return ""
+    letters = _REPEATED_LETTERS.search(text)
+    return letters[1] if letters else ""
 
 
 def mark_differences(one: str, other: str, language: str) -> tuple[list[str], list[str]]:

@@ -267,7 +267,7 @@ def _text(config: Config, split: str | None) -> tuple[str, ParallelText]:
     texts = texts_of_split(config, split or ("test" if config.data.test else "valid"))
     if len(texts) > 1:
         remedy = f"choose from: {', '.join(['valid', *texts])}"
-        raise UsageError("`split`", "must be one text of several", got=split, remedy=remedy)
+        raise UsageError("`split`", "must be one of several texts", got=split, remedy=remedy)
     ((name, text),) = texts.items()
     return name, text
 

@@ -26,8 +26,8 @@ def breakdowns(
     tables = [Breakdown(f"Length of the {side}", note, _plain(by_length))]
     if by_frequency:
         note = (
-            "By how often the rarest word of the source occurs in the training text (its first "
-            f"{MAX_COUNTED:,} lines)."
+            "By how often the rarest word of the source occurs in the training text, or in the "
+            f"first {MAX_COUNTED:,} lines of it."
         )
         tables.append(Breakdown("Rarest word", note, _plain(by_frequency)))
     return tables

@@ -39,7 +39,9 @@ function showFacts() {
 }
 
 function headed(parent, head, className = "") {
-  const table = make("table", make("div", parent, { className: "scroll" }), { className });
+  // Arrow keys scroll a wide table that has the focus.
+  const scroll = make("div", parent, { className: "scroll", tabIndex: 0 });
+  const table = make("table", scroll, { className });
   const row = make("tr", make("thead", table));
   head.forEach((text) => make("th", row, { textContent: text, scope: "col" }));
   return make("tbody", table);
@@ -109,14 +111,14 @@ function showChart(parent, chart) {
 // A bar up to a score, and a whisker over its interval.
 function meter(cell, [score, low, high], i) {
   const line = make("div", cell, { className: CLASSES[i] });
-  const picture = draw("svg", line, { "aria-hidden": "true", class: CLASSES[i] });
+  make("span", line, { textContent: score.toFixed(1),
+    title: `95% interval: ${low.toFixed(1)} to ${high.toFixed(1)}` });
+  const picture = draw("svg", line, { "aria-hidden": "true" });
   const percent = (value) => `${Math.min(Math.max(value, 0), 100)}%`;
   draw("rect", picture, { width: percent(score), height: "100%", rx: 2, fill: "currentColor",
     "fill-opacity": 0.35 });
   draw("line", picture, { x1: percent(low), x2: percent(high), y1: "50%", y2: "50%",
     stroke: "currentColor", "stroke-width": 2 });
-  make("span", line, { textContent: score.toFixed(1),
-    title: `95% interval: ${low.toFixed(1)} to ${high.toFixed(1)}` });
 }
 
 function showBreakdown(breakdown) {
@@ -124,6 +126,8 @@ function showBreakdown(breakdown) {
   if (isPair) key(element, content.systems.map((name, i) => `${LETTERS[i]} ${name}`));
   const metrics = Object.keys(breakdown.buckets[0].scores);
   const body = headed(element, ["", "sentences", ...metrics], "wide");
+  const heads = [...body.parentElement.querySelectorAll("thead th")].slice(2);
+  heads.forEach((head) => head.classList.add("meter"));
   breakdown.buckets.forEach((bucket) => {
     const row = make("tr", body);
     make("th", row, { textContent: bucket.name, scope: "row" });

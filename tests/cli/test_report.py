@@ -1,0 +1,139 @@
+"""`tformer report`: its page against the files of the run and the numbers of other commands."""
+
+import json
+import shutil
+
+import pytest
+import sacrebleu
+from pages import Reader
+
+import tformer_cli
+from tformer_cli.config.schema.data import ParallelText
+
+
+@pytest.fixture(scope="module")
+def run(toy_run, tmp_path_factory):
+    """A run that nothing has evaluated."""
+    folder = tmp_path_factory.mktemp("report") / "run"
+    shutil.copytree(toy_run, folder, ignore=shutil.ignore_patterns("eval", "exports"))
+    return folder
+
+
+@pytest.fixture
+def report(run, tformer, tmp_path):
+    """Write a page, and return what it shows and what was printed."""
+
+    def write(*words):
+        file = tmp_path / "page.html"
+        result = tformer("report", run, "--output", file, *words)
+        assert result.exit_code == 0, result.stderr
+        return Reader(file.read_text(encoding="utf-8")).content(), result
+
+    return write
+
+
+def lines(file):
+    return file.read_text(encoding="utf-8").splitlines()
+
+
+def test_scores_and_sentences_are_those_of_eval(run, toy_run, report, tformer):
+    content, result = report()
+    printed = json.loads(tformer("eval", run, "--bleu", "--chrf", "--json").stdout)["toy"]
+    (scores, terms) = content["tables"]
+    for row, score in zip(scores["rows"], printed["scores"], strict=True):
+        assert row[:2] == [score["name"], f"{score['score']:.2f}"]
+        assert f"{score['name']} = {score['score']:.2f}" in result.stdout
+        assert f"95% interval: {row[2]}" in result.stdout
+    assert [row[0] for row in terms["rows"]] == ["numbers", "names"]
+    data = toy_run.parent / "data"
+    texts = [data / "test.src", data / "test.tgt", run / "eval" / "toy.hyp.txt"]
+    rows = list(zip(*map(lines, texts), strict=True))
+    shown = [
+        (each["source"], *each["references"], "".join(each["hypotheses"][0]))
+        for each in content["sentences"]
+    ]
+    assert shown == rows
+    for sentence, (_, reference, hypothesis) in zip(content["sentences"], rows, strict=True):
+        chrf = sacrebleu.sentence_chrf(hypothesis, [reference]).score
+        assert sentence["scores"] == [round(chrf, 1)]
+
+
+def test_lists_and_breakdowns_are_of_the_same_lines(report):
+    content, result = report()
+    lists = {each["name"]: each for each in content["lists"]}
+    scores = [sentence["scores"][0] for sentence in content["sentences"]]
+    best = [scores[line] for line, _ in lists["best"]["lines"]]
+    assert best == sorted(scores, reverse=True)
+    assert [line for line, _ in lists["worst"]["lines"]][::-1] == [
+        line for line, _ in lists["best"]["lines"]
+    ]
+    for name, each in lists.items():
+        if name not in ("worst", "best", "samples"):
+            assert f"{name}: {each['total']}\n" in result.stdout
+    for breakdown in content["breakdowns"]:
+        assert sum(bucket["num_sentences"] for bucket in breakdown["buckets"]) == 10
+
+
+def test_curves_are_those_of_the_training(run, report):
+    content, _ = report()
+    logged = [json.loads(line) for line in lines(run / "metrics.jsonl")]
+    loss, bleu = content["charts"]
+    valid = [each for each in logged if each["kind"] == "valid"]
+    assert loss["curves"]["validation"] == [[each["step"], each["loss"]] for each in valid]
+    assert bleu["curves"] == {"validation": [[each["step"], each["bleu"]] for each in valid]}
+
+
+def test_the_validation_text_is_a_split(run, toy_run, report):
+    content, _ = report("--split", "valid")
+    sources = [sentence["source"] for sentence in content["sentences"]]
+    assert sources == lines(toy_run.parent / "data" / "valid.src")
+    assert (run / "eval" / "valid.hyp.txt").is_file()
+
+
+def test_python_returns_what_the_page_shows(run, report):
+    content, _ = report()
+    result = tformer_cli.report(run, device="cpu")
+    assert isinstance(result, tformer_cli.Report)
+    assert {name: len(findings) for name, findings in result.lists.items()} == {
+        each["name"]: each["total"] for each in content["lists"]
+    }
+    assert set(result.defects) == set(result.lists) - {"worst", "best", "samples"}
+    assert list(result.by_length) == [
+        bucket["name"] for bucket in content["breakdowns"][0]["buckets"]
+    ]
+
+
+def test_without_training_text_and_curves_the_rest_is_there(run, tformer, tmp_path):
+    alone = tmp_path / "alone"
+    shutil.copytree(run, alone)
+    (alone / "metrics.jsonl").unlink()
+    config = (alone / "config.yaml").read_text()
+    assert "train.src" in config
+    (alone / "config.yaml").write_text(config.replace("train.src", "gone.src"))
+    result = tformer_cli.report(alone, device="cpu")
+    assert (result.page.charts, result.by_frequency) == ([], {})
+    assert result.by_length
+
+
+def test_mistakes_are_one_clear_line(run, masked_run, tformer, tmp_path):
+    result = tformer("report", run, "--output", "page.pdf")
+    assert (result.exit_code, result.stderr) == (2, "--output: must end in .html (page.pdf)\n")
+    result = tformer("report", run, "--split", "tset")
+    message = "--split: the config has no such split (tset); choose from: valid, toy\n"
+    assert (result.exit_code, result.stderr) == (2, message)
+    assert tformer("report", masked_run).exit_code == 2
+    two = tmp_path / "two"
+    shutil.copytree(run, two)
+    config = tformer_cli.load_config(two / "config.yaml")
+    text = config.data.test["toy"]
+    assert isinstance(text, ParallelText)
+    (two / "config.yaml").write_text(
+        (two / "config.yaml")
+        .read_text()
+        .replace(
+            "  test:\n",
+            f"  test:\n    more:\n      source: {text.source}\n      target: {text.target}\n",
+        )
+    )
+    message = "--split: must be one of several texts; choose from: valid, more, toy\n"
+    assert tformer("report", two).stderr == message
