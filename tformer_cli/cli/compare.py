@@ -91,9 +91,9 @@ def compare(
     tests are paired: bootstrap resampling (Koehn 2004), and approximate randomization (Riezler and
     Maxwell 2005). A difference is significant if both p-values are below 0.05.
 
-    Example: tformer compare runs/one runs/other
+    Example: tformer compare runs/one runs/other --output page.html
 
-    Example: tformer compare one.txt other.txt --reference test.de --output page.html
+    Example: tformer compare one.txt other.txt --reference test.de
     """
     check_page(output)
     for path in systems:

@@ -147,11 +147,12 @@ def report(
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
-    """Write an HTML page of a run: its curves, its scores, and where it translates well and badly.
+    """Write a page of a run: scores, curves, telling sentences.
 
-    The page holds the sentences, and the best, the worst, those that lose a number, a name or a
-    negation, copies and loops among them; scores by length and by the rarest word; and confidence
-    intervals. It needs no other file. Translations of `tformer eval` are used where there are some.
+    It is one HTML file. Scores have confidence intervals and are broken down by length and by the
+    rarest word. Sentences are the best, the worst, those that lose a number, a name or a negation,
+    copies, loops and untranslated ones. Translations of `tformer eval` are used where there are
+    some.
 
     Example: tformer report runs/demo
 
