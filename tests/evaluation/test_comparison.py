@@ -10,7 +10,7 @@ import sacrebleu
 import torch
 
 from tformer_cli.config.schema.config import EvaluationConfig
-from tformer_cli.evaluation.compare import SEED_VARIABLE, compare_translations
+from tformer_cli.evaluation.compare import SEED_VARIABLE, compare_translations, score_systems
 from tformer_cli.evaluation.metrics import build_metric
 
 WORDS = (
@@ -116,6 +116,20 @@ def test_randomization_is_that_of_every_shuffle(name, num_differing):
     expected = np.mean([each >= observed - 1e-9 for each in shuffled])
     _, scored = compared({"good": GOOD, "other": other}, name, resamples=2000)
     assert scored.contrast.p_randomization == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("systems", [{"bad": BAD}, {"bad": BAD, "good": GOOD}])
+def test_scores_without_a_test_have_the_intervals_of_a_comparison(systems):
+    metrics = [build_metric(name, EvaluationConfig(), "de") for name in SCORES]
+    scores = score_systems(systems, [REFERENCES], metrics, resamples=100)
+    for name, scored in scores.items():
+        expected = compared({**systems, "fair": FAIR}, name)[: len(systems)]
+        assert [one.system for one in scored] == [*systems]
+        assert [one.score for one in scored] == [one.score for one in expected]
+        np.testing.assert_allclose(
+            [one.interval for one in scored], [one.interval for one in expected], rtol=1e-6
+        )
+        assert {one.contrast for one in scored} == {None}
 
 
 def test_one_sentence_alone_is_never_significant():

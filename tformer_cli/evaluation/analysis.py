@@ -197,12 +197,13 @@ def numbers(line: str) -> dict[str, str]:
 
 def names(line: str) -> dict[str, str]:
     """Return capitalized words of two letters or more that begin no sentence."""
-    found = (
+    matches = (
         re.search(_WORD, token)
         for before, token in itertools.pairwise(line.split())
         if not _BEFORE_SENTENCE.search(before)
     )
-    return {word[0]: word[0] for word in found if word and word[0][0].isupper() and word[0][1:]}
+    candidates = [match[0] for match in matches if match]
+    return {word: word for word in candidates if len(word) > 1 and word[0].isupper()}
 
 
 def _names_of(
