@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import extend, progress_bar, refuse_torchrun, tell, tell_stderr, warn
+from tformer_cli.cli.entry import extend, refuse_torchrun, tell, tell_stderr, warn
 from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -22,6 +22,7 @@ from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting import heatmap as picture
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.terminal import progress_bar
 
 DEFAULT_CURVES = Path("curves.png")
 # A page needs no extra.

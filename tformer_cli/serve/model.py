@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
-from tformer_cli.storage.trained_model import EXPORT_FILE
+from tformer_cli.storage.run_directory import EXPORT_FILE, MODEL_FILE, RunDirectory
 from tformer_cli.translate.translator import Translator
 
 

@@ -95,6 +95,6 @@ def random_store(vocab_size: int, seed: int) -> TokenStore:
         return ids
 
     return build_store(
-        (sentence(source), sentence(target), 1.0)
+        (sentence(source), sentence(target))
         for source, target in zip(lengths.tolist(), targets.tolist(), strict=True)
     )
