@@ -15,7 +15,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
     ["choices", "errors", "kernels", "process", "terminal"],
-    ["config.schema", "device", "distributed", "padding", "storage"],
+    ["config.schema", "device", "distributed", "extras", "padding", "storage"],
     ["plotting"],
     ["config"],
     ["text"],

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tformer_cli.serve.limits import Limits
+from tformer_cli.serve.service import Limits
 
 pytest.importorskip("starlette", reason="starlette is not installed")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")

@@ -15,7 +15,7 @@ from tformer_cli.config.schema.model import LatentConfig, RotaryPositions
 from tformer_cli.errors import ConfigError, DataError, ExportError, StorageError, UsageError
 from tformer_cli.export.check import CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.export.format import EXTRAS, package
+from tformer_cli.extras import EXTRAS, package
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
@@ -179,8 +179,10 @@ def test_oldest_versions_are_those_of_the_project():
         if extra in EXTRAS
     }
     assert declared == {
-        extra: {name: ".".join(map(str, oldest)) for name, oldest in packages.items()}
-        for extra, packages in EXTRAS.items()
+        name: {
+            each: ".".join(map(str, oldest)) for each, oldest in extra.packages.items() if oldest
+        }
+        for name, extra in EXTRAS.items()
     }
 
 

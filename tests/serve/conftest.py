@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from servers import Gate, Server
 
-from tformer_cli.serve.limits import Limits
 from tformer_cli.serve.model import ServedModel
 from tformer_cli.serve.queue import TranslationQueue
+from tformer_cli.serve.service import Limits
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.translate.translator import Translator
 

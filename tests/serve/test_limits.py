@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tformer_cli.errors import DataError, UsageError
-from tformer_cli.serve.limits import Limits
+from tformer_cli.serve.service import Limits
 
 TEXTS = ["a", "b", "c", "d", "e", "f", "g", "ab", "cd", "ef"]
 

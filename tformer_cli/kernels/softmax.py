@@ -48,7 +48,7 @@ def logsumexp(logits: Tensor) -> Tensor:
 
 
 def exp_(powers: Tensor) -> Tensor:
-    """Raise e to these powers, in place."""
+    """Raise e to these powers, and overwrite them."""
     if powers.dtype == torch.float32 and powers.device.type == "cpu":
         # In bfloat16 the product would lose digits.
         return powers.mul_(LOG2_E).exp2_()

@@ -5,9 +5,9 @@ from typing import Any
 from tformer_cli import __version__
 from tformer_cli.serve.body import FORM, JSON
 from tformer_cli.serve.libretranslate import libretranslate_schema
-from tformer_cli.serve.limits import Limits
 from tformer_cli.serve.parameters import request_schema, texts_of
 from tformer_cli.serve.schema import Schema
+from tformer_cli.serve.service import Limits
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}

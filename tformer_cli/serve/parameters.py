@@ -4,11 +4,10 @@ from typing import Any, get_args
 
 from tformer_cli.choices import Utility
 from tformer_cli.errors import Problem
-from tformer_cli.serve.limits import Limits
 from tformer_cli.serve.queue import Job, JobOptions
 from tformer_cli.serve.refusal import Unprocessable
 from tformer_cli.serve.schema import Schema, problems
-from tformer_cli.serve.service import Service
+from tformer_cli.serve.service import Limits, Service
 from tformer_cli.translate.options import MBR, SearchOptions, resolve_num_hypotheses, resolve_search
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.translator import Translator

@@ -15,10 +15,9 @@ from tformer_cli.choices import Backend, Quantization
 from tformer_cli.errors import StorageError, UsageError
 from tformer_cli.serve.app import build_app
 from tformer_cli.serve.guard import ApiKeys
-from tformer_cli.serve.limits import Limits
 from tformer_cli.serve.model import ServedModel, model_name
 from tformer_cli.serve.queue import TranslationQueue
-from tformer_cli.serve.service import Service
+from tformer_cli.serve.service import Limits, Service
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.translate.translator import Translator
 

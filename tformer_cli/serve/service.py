@@ -2,20 +2,44 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, SearchConfig
-from tformer_cli.errors import Problem
+from tformer_cli.errors import Problem, check_positive
 from tformer_cli.serve.body import read_fields
 from tformer_cli.serve.guard import ApiKeys
-from tformer_cli.serve.limits import Limits
 from tformer_cli.serve.metrics import Metrics
 from tformer_cli.serve.queue import Job, TranslationQueue
 from tformer_cli.serve.refusal import OutOfTime, SlowBody, Unprocessable
 from tformer_cli.translate.translator import TranslatedLine
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a request, and of the requests that wait.
+
+    Attributes:
+        max_body: bytes of a body.
+        max_characters: characters of a text.
+        max_texts: texts of a request.
+        max_candidates: beam size, translations and candidates of a text.
+        max_waiting: requests that wait for one model.
+        timeout: seconds from the first byte of a body to the answer.
+    """
+
+    max_body: int = 2**20
+    max_characters: int = 5000
+    max_texts: int = 128
+    max_candidates: int = 32
+    max_waiting: int = 256
+    timeout: int = 60
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            check_positive(f"`{limit.name}`", getattr(self, limit.name))
 
 
 @dataclass(frozen=True, kw_only=True)

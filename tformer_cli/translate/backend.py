@@ -20,7 +20,7 @@ from tformer_cli.errors import (
 )
 from tformer_cli.export.converted import read_converted
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine, unsupported_by_ctranslate2
-from tformer_cli.export.format import package
+from tformer_cli.extras import package
 from tformer_cli.process import may_have_gpu, num_processes
 from tformer_cli.search.engine import (
     Engine,

