@@ -28,7 +28,7 @@ LADDER = [
     ["translate"],
     ["evaluation"],
     ["training"],
-    ["__init__", "api"],
+    ["__init__", "api", "doctor"],
     ["serve"],
     ["cli", "__main__"],
 ]
