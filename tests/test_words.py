@@ -18,6 +18,7 @@ PAGES = {
         "*.md",
         "configs/*.yaml",
         "docs/*.md",
+        "docs/explanation/*.md",
         "docs/how-to/*.md",
         "docs/reference/*.md",
         "tformer_cli/*/templates/*",

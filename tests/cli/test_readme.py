@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from toy import write_toy
 
+from tformer_cli.cli.app import COMMANDS
+
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SHORTER = (
     "--set training.max_steps=4 --set training.validate_every=2 --set training.save_every=2 "
@@ -43,6 +45,12 @@ def test_two_text_files_become_a_scored_model(tformer, tmp_path, monkeypatch):
         outputs.append(result.stdout)
     assert "BLEU = " in outputs[2]
     assert outputs[3].count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_stands_in_the_table(name):
+    table = README.split("## Commands\n")[1].split("\n## ")[0]
+    assert re.search(rf"^\|.*`tformer {name}\b", table, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["data/demo", "CONTRIBUTING.md"])
