@@ -70,6 +70,18 @@ def shell(tformer, folder, monkeypatch):
     return run
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    re.findall(
+        r"`(tests/[\w/]+\.py)`: ([^|`;]+?) *\|",
+        (DOCS / "explanation" / "mutants.md").read_text(encoding="utf-8"),
+    ),
+)
+def test_a_test_that_finds_a_mutant_is_there(file, name):
+    definition = f"def test_{re.sub(r'[^0-9A-Za-z]+', '_', name)}("
+    assert definition in (ROOT / file).read_text(encoding="utf-8")
+
+
 def test_there_are_pages():
     assert len(PAGES) > 5
 
