@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 # Parameters of the control function SGR (ECMA-48, section 8.3.117).
-COLORS = {"red": 31, "green": 32, "yellow": 33}
+COLOR_CODES = {"red": 31, "green": 32, "yellow": 33}
 
 DEFAULT_COLUMNS = 80
 
@@ -24,7 +24,7 @@ def colored(text: str, color: str, stream: TextIO) -> str:
     is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     if is_plain or not is_terminal(stream):
         return text
-    return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
+    return f"\x1b[{COLOR_CODES[color]}m{text}\x1b[0m"
 
 
 def fitted(text: str, stream: TextIO) -> str:

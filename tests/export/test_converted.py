@@ -13,7 +13,7 @@ from transformers import MarianMTModel, MarianTokenizer
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import TformerError
-from tformer_cli.export.converted import read_converted, read_weights
+from tformer_cli.export.converted import read_converted, summarize_weights
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import find_model
 from tformer_cli.translate.options import SearchOptions
@@ -169,7 +169,7 @@ def test_weights_say_their_positions_and_number_format(original, tmp_path, quant
     opus = original.folder.with_name("opus")
     converter = ctranslate2.converters.TransformersConverter(str(opus))
     converter.convert(str(tmp_path / "model"), quantization=quantization)
-    assert read_weights(tmp_path / "model" / "model.bin") == (POSITIONS, quantization)
+    assert summarize_weights(tmp_path / "model" / "model.bin") == (POSITIONS, quantization)
 
 
 def test_of_cut_weights_ctranslate2_says_that_they_are(folder):

@@ -23,8 +23,8 @@ from tformer_cli.training.recovery import (
     first_not_finite,
     in_halves,
     memory_shortage_reported,
+    next_action,
     rolled_back,
-    verdict,
 )
 from tformer_cli.training.step import TrainState, accumulate_gradients, skip_batch
 from tformer_cli.training.trainer import Trainer
@@ -42,17 +42,17 @@ def test_a_batch_that_fails_is_remembered_and_passed():
     state = after(BEGINNING, 4)
     assert state.skipped_batches == ((0, 4),)
     assert (state.data_position, state.step) == ((0, 5), 0)
-    assert verdict(state) == "go on"
+    assert next_action(state) == "continue"
 
 
 def test_three_batches_in_a_row_roll_back():
-    assert [verdict(after(BEGINNING, *range(n))) for n in (1, 2, 3)] == [
-        "go on",
-        "go on",
+    assert [next_action(after(BEGINNING, *range(n))) for n in (1, 2, 3)] == [
+        "continue",
+        "continue",
         "roll back",
     ]
     stepped = replace(after(BEGINNING, 0, 1), num_consecutive_skips=0, step=1)
-    assert verdict(after(stepped, 5, 6)) == "go on"
+    assert next_action(after(stepped, 5, 6)) == "continue"
 
 
 def test_a_rollback_keeps_what_was_learned_about_batches_and_halves_the_rate():
@@ -64,15 +64,15 @@ def test_a_rollback_keeps_what_was_learned_about_batches_and_halves_the_rate():
 
 
 def test_the_fourth_time_gives_up():
-    state, verdicts, factors = BEGINNING, [], []
+    state, actions, factors = BEGINNING, [], []
     for _ in range(4):
         state = after(state, 1, 2, 3)
-        verdicts.append(verdict(state))
+        actions.append(next_action(state))
         state = rolled_back(state, BEGINNING)
         factors.append(state.learning_rate_factor)
     # Each time from one beginning, and half as fast again.
     assert factors == [1 / 2, 1 / 4, 1 / 8, 1 / 16]
-    assert verdicts == ["roll back", "roll back", "roll back", "give up"]
+    assert actions == ["roll back", "roll back", "roll back", "give up"]
 
 
 @given(st.lists(st.booleans(), max_size=60))
@@ -91,9 +91,9 @@ def test_every_course_ends_and_keeps_its_books(outcomes):
             continue
         state = skip_batch(state, DataPosition(0, index), DataPosition(0, index + 1))
         index += 1
-        if verdict(state) == "give up":
+        if next_action(state) == "give up":
             break
-        if verdict(state) == "roll back":
+        if next_action(state) == "roll back":
             state = rolled_back(state, saved)
             index = state.data_position[1]
     assert len(set(state.skipped_batches)) == len(state.skipped_batches)

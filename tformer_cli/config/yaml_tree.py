@@ -15,7 +15,7 @@ from tformer_cli.errors import ConfigError, Problem
 OVERRIDE: Final = "`settings` "
 """Prefix of the name of a text that is an override, not a file."""
 # A config is a page or two long.
-MAX_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 
 # Composing takes about a millisecond per node.
 _MAX_NODES = 10_000
@@ -130,7 +130,7 @@ def _read(path: Path) -> str:
             # A pipe or a device may never end.
             raise _error(path, "must be a regular file", remedy="write it to a file first")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError:
         remedy = "name a config, or create one with `tformer config new`"
         raise _error(path, "no such file", remedy=remedy) from None
@@ -141,8 +141,10 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise _error(path, "cannot be read", error.strerror) from None
     remedy_of_text = None if path.suffix in _ENDINGS else _NEW_CONFIG
-    if len(data) > MAX_BYTES:
-        raise _error(path, f"must be at most {MAX_BYTES >> 20} MiB large", remedy=remedy_of_text)
+    if len(data) > MAX_CONFIG_BYTES:
+        raise _error(
+            path, f"must be at most {MAX_CONFIG_BYTES >> 20} MiB large", remedy=remedy_of_text
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

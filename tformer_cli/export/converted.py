@@ -50,7 +50,7 @@ EXACT: Quantization = "float32"
 CONVERT_AGAIN = "convert the model again"
 
 
-class Weights(NamedTuple):
+class WeightsSummary(NamedTuple):
     """What the weights say of themselves."""
 
     num_positions: int | None  # rows of the position tables; None without a table
@@ -73,7 +73,7 @@ def read_converted(folder: Path) -> ModelFiles:
     pairs = zip(sentencepiece_files, map(_tokens, vocabulary_files), strict=True)
     source, target = (_tokenizer(file, tokens) for file, tokens in pairs)
     is_shared = len(set(vocabulary_files)) == 1
-    weights = read_weights(folder / EXPORT_FILE)
+    weights = summarize_weights(folder / EXPORT_FILE)
     return ModelFiles(
         run=RunDirectory(folder),
         directory=folder,
@@ -96,7 +96,7 @@ def lacks_source_eos(folder: Path) -> bool:
     return begins_with_eos and not settings.get("add_source_eos", False)
 
 
-def read_weights(file: Path) -> Weights:
+def summarize_weights(file: Path) -> WeightsSummary:
     """Return what a file of CTranslate2's weights says of itself; of a damaged one, less.
 
     CTranslate2 says itself what is wrong with a file that it cannot load.
@@ -113,7 +113,7 @@ def read_weights(file: Path) -> Weights:
         except (struct.error, UnicodeDecodeError, IndexError):
             pass
     names = [name for number, name in NUMBER_FORMATS.items() if number in formats]
-    return Weights(min(rows, default=None), (*names, EXACT)[0])
+    return WeightsSummary(min(rows, default=None), (*names, EXACT)[0])
 
 
 def _variables(content: BinaryIO) -> Iterator[tuple[str, list[int], int]]:

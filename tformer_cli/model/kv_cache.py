@@ -138,7 +138,7 @@ class KVCache(DecoderCache):
     """KV cache of B slots, a sentence each, with K beams each.
 
     Each step writes K new cells of a slot, one for each beam. Two beams, three steps, then
-    `reorder` to [0, 0] since both go on from beam 0, then another step:
+    `reorder` to [0, 0] since both continue beam 0, then another step:
 
         cell              0   1   2   3   4   5   6   7        length 8, capacity C
         token             a0  a1  b0  b1  c0  c1  d0  d1
@@ -199,7 +199,7 @@ class KVCache(DecoderCache):
         return self._mask[:, None, :, : self.read_length]
 
     def reorder(self, beam_indices: Tensor) -> None:
-        """Let beam k of slot b go on from beam beam_indices[b, k]; (B, K)."""
+        """Let beam k of slot b continue beam beam_indices[b, k]; (B, K)."""
         indices = beam_indices[:, :, None].expand(-1, -1, self.length)
         self._mask[:, :, : self.length] = self._mask[:, :, : self.length].gather(1, indices)
 

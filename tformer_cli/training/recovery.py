@@ -2,7 +2,7 @@
 
 A loss or gradient that is not finite all the same skips its batch and leaves the weights. After
 `MAX_FAILURES` such batches in a row the weights have diverged: the training rolls back to a
-checkpoint and goes on from there without the batches that failed, at a learning rate lower by
+checkpoint and continues from there without the batches that failed, at a learning rate lower by
 `ROLLBACK_FACTOR`. After `MAX_ROLLBACKS` it gives up. All of it is a function of the saved progress,
 so a resumed run decides as an unbroken one.
 """
@@ -96,10 +96,10 @@ def memory_shortage_reported(where: str) -> Iterator[None]:
         ) from error
 
 
-def verdict(progress: TrainingProgress) -> Literal["go on", "roll back", "give up"]:
+def next_action(progress: TrainingProgress) -> Literal["continue", "roll back", "give up"]:
     """Return what to do after a batch that was skipped."""
     if progress.num_consecutive_skips < MAX_FAILURES:
-        return "go on"
+        return "continue"
     return "roll back" if progress.num_rollbacks < MAX_ROLLBACKS else "give up"
 
 

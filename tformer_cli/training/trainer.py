@@ -33,8 +33,8 @@ from tformer_cli.training.recovery import (
     MAX_ROLLBACKS,
     first_not_finite,
     memory_shortage_reported,
+    next_action,
     rolled_back,
-    verdict,
 )
 from tformer_cli.training.resume import (
     TRAIN_ELSEWHERE,
@@ -356,7 +356,7 @@ class Trainer:
 
     def _handle_nonfinite(self, step: NonFiniteStep) -> None:
         self.logger.log_skipped(step)
-        match verdict(self.state.progress):
+        match next_action(self.state.progress):
             case "roll back":
                 self._roll_back()
             case "give up":
