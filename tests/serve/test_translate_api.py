@@ -1,7 +1,9 @@
 """The server's own API gives what the library gives, and names all that is wrong with a request."""
 
 import asyncio
+import itertools
 import json
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -310,7 +312,87 @@ def test_the_document_describes_what_is_checked(server):
             assert server.ask(method.upper(), path).status_code not in (404, 405), path
 
 
-def test_the_page_names_the_api(server):
+def test_the_page_takes_nothing_from_elsewhere(server):
     page = server.ask("GET", "/")
     assert page.status_code == 200
-    assert "/api/translate" in page.text
+    own = re.findall(r'(?:src|href)="([^"]*)"', page.text)
+    for path in own:
+        assert path.startswith(("page.", "openapi.json", "data:"))
+        if not path.startswith("data:"):
+            assert server.ask("GET", f"/{path}").status_code == 200
+    for path in ("", "page.css", "page.js"):
+        file = server.ask("GET", f"/{path}")
+        assert "http://" not in file.text
+        assert "https://" not in file.text
+        policy = file.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy
+
+
+def test_the_page_writes_text_as_text(server):
+    script = server.ask("GET", "/page.js").text
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert word not in script
+
+
+# ---------------------------------------------------------------------------------------- drafts
+
+
+def events_of(answer) -> list[tuple[str, dict]]:
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [part.split("\n") for part in answer.text.strip().split("\n\n")]
+    return [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in events
+    ]
+
+
+@pytest.mark.parametrize("backend", ["native", "auto"])
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"beam": 1},
+        {"beam": 4, "nbest": 3},
+        {"beam": 4, "prefixes": ["D", "", "", "AB"]},
+        {"set": ["decoding={kind: sample, max_length: 20}"]},
+        {"set": ["decoding={kind: beam, beam_size: 4, num_beam_groups: 2}"]},
+    ],
+    ids=str,
+)
+def test_a_stream_ends_with_the_answer_that_others_get(serve, toy_run, backend, search):
+    server = serve(Translator.load(toy_run, backend=backend))
+    fields = {"text": TEXTS, "alignments": True, **search}
+    *drafts, (name, answer) = events_of(server.post(**fields, stream=True))
+    assert name == "answer", answer
+    assert answer == server.post(**fields).json()
+    assert {name for name, _ in drafts} == {"draft"}
+    # Each text that is translated grows; the empty one does not.
+    assert {draft["index"] for _, draft in drafts} == {0, 1, 3}
+
+
+def test_drafts_of_a_greedy_search_become_its_translation(server):
+    texts = ["ab cd", "e", "fg ab c", "a b c d e f g", "", "abc"] * 6
+    *drafts, (_, answer) = events_of(server.post(text=texts, beam=1, stream=True))
+    for index, text in enumerate(answer["texts"]):
+        own = [draft["text"] for _, draft in drafts if draft["index"] == index]
+        for shorter, longer in itertools.pairwise([*own, text["translations"][0]["text"]]):
+            assert longer.startswith(shorter)
+
+
+def test_errors_of_a_stream(server):
+    assert server.post(text="a", beam=0, stream=True).status_code == 422
+    fields = {"text": "ab cd. " * 40, "constraints": [["A"]], "beam": 4}
+    ((name, content),) = events_of(server.post(**fields, stream=True))
+    assert name == "error"
+    assert content == server.post(**fields).json()
+
+
+def test_words_are_where_alignments_count_them(server):
+    text = "  ab cd  e fg "
+    (content,) = server.post(text=text, alignments=True).json()["texts"]
+    assert [text[start:end] for start, end in content["source_words"]] == text.split()
+    (best,) = content["translations"]
+    assert [best["text"][start:end] for start, end in best["words"]] == best["text"].split()
+    for source, target in best["alignments"]:
+        assert source < len(content["source_words"])
+        assert target < len(best["words"])

@@ -29,6 +29,7 @@ from tformer_cli.search.engine import (
     Hypothesis,
     Job,
     OnDone,
+    OnDraft,
     OnWarning,
     Pair,
     Request,
@@ -192,6 +193,8 @@ class CTranslate2Engine(Engine):
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
         requests = job.requests
+        if job.on_draft is not None:
+            self._draft(job, job.on_draft)
         if len(requests) == 1:
             results = [self._decode_single(job)]
             on_done(1)
@@ -205,6 +208,25 @@ class CTranslate2Engine(Engine):
                 results[index] = list(self._hypotheses(future.result(), beam.length_penalty))
             on_done(len(indices))
         return results
+
+    def _draft(self, job: Job, on_draft: OnDraft) -> None:
+        """Tell how a greedy translation grows: CTranslate2 tells nothing of a beam."""
+        drafts: list[list[int]] = [[] for _ in job.requests]
+
+        def on_token(step: Any) -> bool:
+            token = self.target_ids[step.token]
+            if token != EOS_ID:
+                drafts[step.batch_id].append(token)
+                on_draft(step.batch_id, tuple(drafts[step.batch_id]))
+            return False
+
+        self.translator.translate_batch(
+            [self._source(request.source) for request in job.requests],
+            beam_size=1,
+            max_decoding_length=job.config.max_length,
+            max_input_length=0,
+            callback=on_token,
+        )
 
     def _decode_single(self, job: Job) -> list[Hypothesis]:
         threads, beam = self.trials.next(), _beam_of(job.config)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
-from tformer_cli.search.engine import Hypothesis, Request, SpecialTokens
+from tformer_cli.search.engine import Hypothesis, OnDraft, Request, SpecialTokens
 from tformer_cli.search.logits_processors import LogitsProcessor
 from tformer_cli.search.state import SearchState, SearchStep
 from tformer_cli.search.stepper import Stepper
@@ -78,11 +78,12 @@ def decode_all(
     search: Search[_Config, _State],
     requests: Sequence[Request],
     max_slots: Callable[[int], int],
+    on_draft: OnDraft | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Yield the index of each request and its hypotheses as soon as it is done.
 
     Requests start in their order, longest sources first; `max_slots` is the number of slots for a
-    longest source of so many tokens.
+    longest source of so many tokens. `on_draft` is called after each step for what is not done.
     """
     if not requests:
         return
@@ -95,6 +96,14 @@ def decode_all(
         scheduler.num_steps += 1
         for slot, hypotheses in step.finished.items():
             yield scheduler.finish(slot), hypotheses
+        if on_draft is not None and scheduler.running:
+            running = scheduler.running_slots()
+            rows = search.rows(torch.tensor(running, device=search.device))
+            drafts = state.best(rows.view(len(running), -1)[:, 0])
+            for slot, ids in zip(running, drafts, strict=True):
+                # Samples may have ended, while others of their sentence have not.
+                end = ids.index(search.eos) if search.eos in ids else None
+                on_draft(scheduler.slots[slot], ids[:end])
         if step.beam_indices is not None and scheduler.running:
             stepper.reorder(step.beam_indices)
         if not scheduler.should_reschedule():
@@ -140,6 +149,10 @@ class SlotScheduler:
         self._num_target_tokens += self.num_steps - self._start_steps[index]
         self._num_source_tokens += self._lengths[index]
         return index
+
+    def running_slots(self) -> list[int]:
+        """Return the slots whose request is not done."""
+        return [slot for slot, index in enumerate(self.slots) if index in self.running]
 
     def should_reschedule(self) -> bool:
         """Return whether to insert requests or to drop idle slots before the next step."""

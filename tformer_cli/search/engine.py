@@ -13,6 +13,8 @@ Phrase = tuple[int, ...]
 Pair = tuple[Sequence[int], Sequence[int]]
 OnDone = Callable[[int], object]
 OnWarning = Callable[[Problem], object]
+# Called with the index of a request and its best tokens so far, which a later step may replace.
+OnDraft = Callable[[int, Phrase], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Job(NamedTuple):
     config: DecodingConfig
     nbest: int
     scored: bool
+    on_draft: OnDraft | None = None
 
 
 class Engine(ABC):
@@ -96,6 +99,7 @@ class Engine(ABC):
         scored: bool = True,
         on_done: OnDone = lambda count: None,
         on_warning: OnWarning = lambda problem: None,
+        on_draft: OnDraft | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the best hypotheses of each request, best first.
 
@@ -107,6 +111,7 @@ class Engine(ABC):
             scored: False leaves log probabilities and scores undefined (NaN), which is faster.
             on_done: called with the number of requests whenever some are done.
             on_warning: called once, when memory has run out and the batch becomes smaller.
+            on_draft: called with translations as they grow, if the engine can tell.
         """
         self.check(requests, config, nbest)
         order = longest_first(requests)
@@ -114,6 +119,8 @@ class Engine(ABC):
         is_diverse = isinstance(config, BeamConfig) and config.num_beam_groups > 1
         results = [[EMPTY] * (1 if is_diverse else nbest) for _ in requests]
         job = Job([requests[index] for index in order], config, nbest, scored)
+        if on_draft is not None:
+            job = job._replace(on_draft=lambda index, ids: on_draft(order[index], ids))
         for index, hypotheses in zip(order, self.decode(job, on_done, on_warning), strict=True):
             results[index] = hypotheses
         return self.rerank(job._replace(requests=requests), results)

@@ -25,6 +25,7 @@ from tformer_cli.search.engine import (
     Job,
     OnDone,
     OnWarning,
+    Phrase,
     SpecialTokens,
     by_score,
 )
@@ -85,13 +86,21 @@ class NativeEngine(Engine):
         max_slots = functools.partial(self._max_slots, search.num_beams)
         results: dict[int, list[Hypothesis]] = {}
         waiting = list(range(len(job.requests)))
+        on_draft = job.on_draft
+
+        def on_turn(turn: int, ids: Phrase) -> None:
+            if on_draft is not None:
+                on_draft(waiting[turn], ids)
+
         while waiting:
             requests = [job.requests[index] for index in waiting]
             stepper = ModelStepper(
                 self.models, self.special_tokens, self.device, self.precision, self._two_stage
             )
             try:
-                for turn, hypotheses in decode_all(stepper, search, requests, max_slots):
+                for turn, hypotheses in decode_all(
+                    stepper, search, requests, max_slots, on_turn if on_draft else None
+                ):
                     results[waiting[turn]] = hypotheses
                     on_done(1)
             except (RuntimeError, MemoryError) as error:

@@ -38,6 +38,11 @@ class SearchState:
             elif isinstance(content, SearchState):
                 content.select(slots)
 
+    def best(self, rows: Tensor) -> list[Phrase]:
+        """Return the tokens so far, BOS excluded, of the best sequence of each row (n,)."""
+        parts = (getattr(self, part.name) for part in fields(self))
+        return next(part for part in parts if isinstance(part, SearchState)).best(rows)
+
     def insert(self, slots: Tensor, new: Self) -> None:
         """Overwrite these slots (B',) with the B' slots of `new`."""
         for part in fields(self):
@@ -96,6 +101,9 @@ class Sequences(SearchState):
         positions = torch.arange(self.tokens.shape[2], device=self.tokens.device)
         is_used = positions <= self.lengths[:, None]
         return self.tokens.where(is_used[:, None], self.tokens[:, :, :1])
+
+    def best(self, rows: Tensor) -> list[Phrase]:
+        return self.token_ids(rows, torch.zeros_like(rows))
 
     def token_ids(self, slots: Tensor, beams: Tensor) -> list[Phrase]:
         """Return the tokens, BOS excluded, of the sequences beams (n,) of slots (n,)."""

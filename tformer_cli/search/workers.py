@@ -121,7 +121,8 @@ class WorkersEngine(Engine):
         for index, connection in enumerate(workers):
             # Round-robin, so that all workers have as many long requests.
             with _worker_alive():
-                connection.send(job._replace(requests=job.requests[index :: len(workers)]))
+                part = job.requests[index :: len(workers)]
+                connection.send(job._replace(requests=part, on_draft=None))
         waiting = list(workers)
         while waiting:
             ready = wait(waiting)

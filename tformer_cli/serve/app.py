@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,15 +14,34 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from tformer_cli.errors import TformerError
-from tformer_cli.serve.answer import on_disconnect, on_error, on_status
 from tformer_cli.serve.guard import Guard
 from tformer_cli.serve.libretranslate import LibreTranslateApi
 from tformer_cli.serve.metrics import MEDIA_TYPE, MetricsMiddleware
 from tformer_cli.serve.openapi import openapi_document
+from tformer_cli.serve.refusal import on_disconnect, on_error, on_status
 from tformer_cli.serve.service import Service
 from tformer_cli.serve.translate_api import TranslateApi
 
 STATIC = Path(__file__).parent / "static"
+# The page runs its own script alone, and no other site may frame it.
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Page(StaticFiles):
+    """The page and its files, with headers that keep out what is not its own."""
+
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        """Return the response of a file."""
+        response = super().file_response(*arguments, **options)
+        response.headers.update(PAGE_HEADERS)
+        return response
 
 
 def build_app(
@@ -61,5 +81,5 @@ def build_app(
             ClientDisconnect: on_disconnect,
         },
     )
-    app.router.default = StaticFiles(directory=STATIC, html=True)
+    app.router.default = Page(directory=STATIC, html=True)
     return app

@@ -10,8 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tformer_cli.corpus.reader import read_lines
 from tformer_cli.errors import DataError
-from tformer_cli.serve.answer import refusal_answer
-from tformer_cli.serve.refusal import Forbidden, Misdirected, Refusal, Unauthorized
+from tformer_cli.serve.refusal import Forbidden, Misdirected, Refusal, Unauthorized, refusal_answer
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 

@@ -10,10 +10,9 @@ from starlette.routing import Route
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig, SampleConfig
 from tformer_cli.errors import Problem, TformerError
-from tformer_cli.serve.answer import refusal_answer
 from tformer_cli.serve.parameters import text_or_texts
 from tformer_cli.serve.queue import Job, JobOptions
-from tformer_cli.serve.refusal import NotOffered, Unprocessable, status_of
+from tformer_cli.serve.refusal import NotOffered, Unprocessable, refusal_answer, status_of
 from tformer_cli.serve.schema import problems
 from tformer_cli.serve.service import Limits, Service
 from tformer_cli.translate.options import SearchOptions

@@ -29,6 +29,7 @@ ERRORS = {
 def openapi_document(limits: Limits) -> dict[str, Any]:
     """Return the document of a server with some limits."""
     own = operation("Translate texts.", TRANSLATED, [JSON], request_schema(limits))
+    own["responses"]["200"]["content"]["text/event-stream"] = {"schema": TEXT}
     other = operation(
         "Translate texts, as LibreTranslate.",
         LIBRETRANSLATED,
@@ -84,6 +85,8 @@ def described(**properties: Schema) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
+PAIRS = texts_of(texts_of({"type": "integer"}, minItems=2, maxItems=2))
+SPANS = PAIRS | {"description": "First character of each word, and the one after its last."}
 TRANSLATED = described(
     model=TEXT,
     source=TEXT,
@@ -91,6 +94,7 @@ TRANSLATED = described(
     texts=texts_of(
         described(
             source_tokens=texts_of(TEXT),
+            source_words=SPANS,
             translations=texts_of(
                 described(
                     text=TEXT,
@@ -98,7 +102,8 @@ TRANSLATED = described(
                     log_prob=NUMBER,
                     finished={"type": "boolean"},
                     tokens=texts_of(TEXT),
-                    alignments=texts_of(texts_of({"type": "integer"}, minItems=2, maxItems=2)),
+                    words=SPANS,
+                    alignments=PAIRS,
                 )
             ),
         )

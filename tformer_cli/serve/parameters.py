@@ -60,7 +60,11 @@ def request_schema(limits: Limits) -> dict[str, Any]:
         ),
         "candidates": ("Candidates of mbr. Default: the beam size, or 32 samples.", count),
         "nbest": ("Translations of each text, best first. Default: 1.", count),
-        "alignments": ("Whether to add tokens and word alignments.", {"type": "boolean"}),
+        "alignments": ("Whether to add tokens, words and their alignments.", {"type": "boolean"}),
+        "stream": (
+            "Whether to send events: drafts as the translations grow, then the answer.",
+            {"type": "boolean"},
+        ),
         "prefixes": (
             "Forced beginning of each translation.",
             texts_of(text, maxItems=limits.max_texts),
@@ -137,5 +141,6 @@ def job_of(fields: dict[str, Any], translator: Translator, service: Service) -> 
         terminology=tuple(f"{source}\t{target}" for source, target in terms.items()),
         has_phrases=has_phrases,
         aligned=fields.get("alignments", False),
+        drafted=fields.get("stream", False),
     )
     return Job(list(map(InputLine, texts, prefixes, phrases)), options)

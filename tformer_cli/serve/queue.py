@@ -37,6 +37,7 @@ class JobOptions:
         has_phrases: whether lines have required phrases.
         scored: whether to compute scores.
         aligned: whether to compute word alignments.
+        drafted: whether to tell the translations as they grow.
     """
 
     decoding: DecodingConfig
@@ -48,15 +49,20 @@ class JobOptions:
     has_phrases: bool = False
     scored: bool = True
     aligned: bool = False
+    drafted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """The lines of a request, and the future of their translations."""
+    """The lines of a request, and the future of their translations.
+
+    `on_draft` is called in the thread of the queue with the index of a line and its draft.
+    """
 
     lines: Sequence[InputLine]
     options: JobOptions
     future: "Future[list[TranslatedLine]]" = field(default_factory=Future)
+    on_draft: Callable[[int, str], object] = lambda index, text: None
 
     @property
     def num_characters(self) -> int:
@@ -172,6 +178,7 @@ class TranslationQueue:
             aligned=options.aligned,
             name="text",
             on_warning=self._warn,
+            on_draft=drafts_of(batch) if options.drafted else None,
         )
         self.num_lines += len(lines)
         self.num_tokens += sum(len(line.translations[0].tokens) for line in lines)
@@ -181,6 +188,17 @@ class TranslationQueue:
         """Log what concerns the whole server: what becomes of a long text, its client sees."""
         if problem.where == self.model.translator.device:
             self._log(str(problem))
+
+
+def drafts_of(batch: Sequence[Job]) -> Callable[[int, str], None]:
+    """Return a callback for the lines of a batch, which gives each draft to its job."""
+    owners = [(job, index) for job in batch for index in range(len(job.lines))]
+
+    def on_draft(number: int, text: str) -> None:
+        job, index = owners[number]
+        job.on_draft(index, text)
+
+    return on_draft
 
 
 def next_batch(waiting: Sequence[Job]) -> list[Job]:

@@ -1,8 +1,13 @@
-"""Refusals: errors with the status of HTTP that says them to a client (RFC 9110, section 15)."""
+"""Refusals: errors with a status of HTTP (RFC 9110, section 15), and the answers that say them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from tformer_cli.errors import (
     ConfigError,
@@ -14,6 +19,8 @@ from tformer_cli.errors import (
 )
 
 RETRY_SECONDS = 1
+# What nginx logs for a client that is gone; no RFC has a status for it.
+CLIENT_GONE = 499
 
 # Fields of a request by the Python arguments that messages of the library name.
 FIELDS = {
@@ -143,3 +150,34 @@ def _in_fields(text: str) -> str:
         return f"{FIELDS[name]}={value}" if value else FIELDS[name]
 
     return rename_arguments(text, field)
+
+
+def refusal_answer(error: TformerError, status: int | None = None) -> JSONResponse:
+    """Return the answer of an error: its problems, with its own status or a given one."""
+    headers = dict(error.headers) if isinstance(error, Refusal) else None
+    return JSONResponse(error_content(error), status or status_of(error), headers)
+
+
+def error_content(error: TformerError) -> dict[str, Any]:
+    """Return what an answer says of an error."""
+    lines = messages(error)
+    return {"error": "\n".join(lines), "problems": lines}
+
+
+def on_error(request: Request, error: Exception) -> Response:
+    """Answer a request that a rule refuses."""
+    assert isinstance(error, TformerError)
+    return refusal_answer(error)
+
+
+def on_status(request: Request, error: Exception) -> Response:
+    """Answer a request without an endpoint."""
+    assert isinstance(error, HTTPException)
+    reason = HTTPStatus(error.status_code).phrase.lower()
+    line = f"{request.method} {request.url.path}: {reason}; /openapi.json has what there is"
+    return JSONResponse({"error": line, "problems": [line]}, error.status_code, error.headers)
+
+
+def on_disconnect(request: Request, error: Exception) -> Response:
+    """Answer a client that is gone; nobody reads it."""
+    return Response(status_code=CLIENT_GONE)

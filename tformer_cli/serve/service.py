@@ -116,20 +116,27 @@ class Service:
     async def translate(
         self, request: Request, queue: TranslationQueue, job: Job, deadline: float
     ) -> list[TranslatedLine]:
+        """Return the translated lines of a job that waits in a queue from now on.
+
+        Raises:
+            TformerError: the queue has no room; all else is as for `wait`.
+        """
+        queue.submit(job)
+        return await self.wait(request, job, deadline)
+
+    async def wait(self, request: Request, job: Job, deadline: float) -> list[TranslatedLine]:
         """Return the translated lines of a job, which is withdrawn where its client is gone.
 
         Args:
             request: of which the body has been read.
-            queue: of the model.
-            job: waits in the queue from now on.
+            job: waits in a queue.
             deadline: in the time of the event loop.
 
         Raises:
             OutOfTime: they are not done before the deadline.
             ClientDisconnect: the client is gone.
-            TformerError: the queue has no room, or a line or an option is wrong.
+            TformerError: a line or an option is wrong.
         """
-        queue.submit(job)
         translated = asyncio.wrap_future(job.future)
         gone = asyncio.ensure_future(_disconnection(request))
         try:

@@ -1,15 +1,23 @@
 """The server's own API: /api/translate and /api/models."""
 
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tformer_cli.config.load import as_plain
+from tformer_cli.errors import TformerError
 from tformer_cli.serve.parameters import check_fields, job_of, request_schema
-from tformer_cli.serve.queue import TranslationQueue
+from tformer_cli.serve.queue import Job, TranslationQueue
+from tformer_cli.serve.refusal import error_content
 from tformer_cli.serve.service import Service
+from tformer_cli.text.segments import text_spans
 from tformer_cli.translate.postprocess import SCORE_DECIMALS, Translation
 from tformer_cli.translate.translator import TranslatedLine
 
@@ -25,34 +33,77 @@ class TranslateApi:
             Route("/api/models", self.models, methods=["GET"]),
         ]
 
-    async def translate(self, request: Request) -> JSONResponse:
+    async def translate(self, request: Request) -> Response:
         """Translate the texts of a request."""
         self.service.keys.check(request.headers)
         fields, deadline = await self.service.read(request)
         check_fields(fields, self.schema)
         queue = self.service.queue(*map(fields.get, ("model", "source", "target")))
         job = job_of(fields, queue.model.translator, self.service)
+        if job.options.drafted:
+            return self._stream(request, queue, job, deadline)
         lines = await self.service.translate(request, queue, job, deadline)
-        source, target = queue.model.direction
-        return JSONResponse(
-            {
-                "model": queue.model.name,
-                "source": source,
-                "target": target,
-                "texts": [text_content(line) for line in lines],
-            }
-        )
+        return JSONResponse(answer_content(queue, lines))
+
+    def _stream(
+        self, request: Request, queue: TranslationQueue, job: Job, deadline: float
+    ) -> Response:
+        loop = asyncio.get_running_loop()
+        drafts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+        def on_draft(index: int, text: str) -> None:
+            # A server that has been stopped has no loop any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(drafts.put_nowait, {"index": index, "text": text})
+
+        job = replace(job, on_draft=on_draft)
+        queue.submit(job)
+
+        async def events() -> AsyncIterator[bytes]:
+            answer = asyncio.ensure_future(self.service.wait(request, job, deadline))
+            answer.add_done_callback(lambda _: drafts.put_nowait(None))
+            try:
+                while (draft := await drafts.get()) is not None:
+                    yield event("draft", draft)
+                yield event("answer", answer_content(queue, await answer))
+            except TformerError as error:
+                yield event("error", error_content(error))
+            except ClientDisconnect:
+                pass
+            finally:
+                answer.cancel()
+
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
     async def models(self, request: Request) -> JSONResponse:
         """List the models."""
         return JSONResponse({"models": [model_content(queue) for queue in self.service.queues]})
 
 
+def event(name: str, content: dict[str, Any]) -> bytes:
+    """Return an event as the HTML standard writes it (section 9.2, server-sent events)."""
+    return f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()
+
+
+def answer_content(queue: TranslationQueue, lines: list[TranslatedLine]) -> dict[str, Any]:
+    """Return what an answer says."""
+    source, target = queue.model.direction
+    return {
+        "model": queue.model.name,
+        "source": source,
+        "target": target,
+        "texts": [text_content(line) for line in lines],
+    }
+
+
 def text_content(line: TranslatedLine) -> dict[str, Any]:
     """Return what an answer says of a text."""
     content: dict[str, Any] = {"translations": list(map(translation_content, line.translations))}
-    if line.translations[0].source_tokens is not None:
-        content["source_tokens"] = line.translations[0].source_tokens
+    best = line.translations[0]
+    if best.source_tokens is not None:
+        content["source_tokens"] = best.source_tokens
+        content["source_words"] = text_spans(line.source, best.source_words or ())
     return content
 
 
@@ -66,6 +117,7 @@ def translation_content(translation: Translation) -> dict[str, Any]:
     }
     if translation.alignments is not None:
         content |= {"tokens": translation.tokens, "alignments": translation.alignments}
+        content["words"] = text_spans(translation.text, translation.words or ())
     return content
 
 

@@ -1,5 +1,6 @@
 """A line of text in segments, sentences, words and terms."""
 
+import codecs
 import re
 import unicodedata
 from bisect import bisect_right
@@ -27,6 +28,8 @@ _PAUSES = (
     re.compile(r"\s+"),
 )
 _JOINER = "\u200d"
+# Characters between a part of a text and the next, at most: so a part that is missing hides few.
+MAX_GAP = 16
 
 # Languages that separate neither words nor sentences by whitespace.
 _WITHOUT_WHITESPACE = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
@@ -142,6 +145,43 @@ def unit_indices(
         own = word_indices(tokenizer.to_bytes(ids))
         indices += [None if index is None else first + index for index in own]
     return indices
+
+
+def unit_texts(
+    tokenizer: Tokenizer, segments: Sequence[Sequence[int]], separator: str
+) -> tuple[str, ...]:
+    """Return the text of each alignment unit of segments of ids; see `unit_indices`.
+
+    A character of several tokens belongs to the last one.
+    """
+    if separator:
+        return tuple(separator.join(map(tokenizer.decode, segments)).split())
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    return tuple(decoder.decode(token) for ids in segments for token in tokenizer.to_bytes(ids))
+
+
+def text_spans(text: str, parts: Iterable[str]) -> list[tuple[int, int]]:
+    """Return the characters (start, end) of consecutive parts in a text.
+
+    Letter case, width and whitespace, which a tokenizer may have changed, do not count. The span
+    of a part that is not found is empty.
+    """
+    characters = [(form, index) for index, one in enumerate(text) for form in _folded(one)]
+    forms = "".join(form for form, _ in characters)
+    spans, end = [], 0
+    for part in parts:
+        wanted = _folded(part)
+        start = forms.find(wanted, end, end + len(wanted) + MAX_GAP) if wanted else -1
+        if start < 0:
+            spans.append((0, 0))
+            continue
+        end = start + len(wanted)
+        spans.append((characters[start][1], characters[end - 1][1] + 1))
+    return spans
+
+
+def _folded(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def aligned_units(

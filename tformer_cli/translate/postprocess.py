@@ -2,12 +2,17 @@
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tformer_cli.search.engine import Hypothesis, Request
-from tformer_cli.text.segments import aligned_units, first_word_indices, unit_indices
+from tformer_cli.search.engine import Hypothesis, OnDraft, Request
+from tformer_cli.text.segments import (
+    aligned_units,
+    first_word_indices,
+    unit_indices,
+    unit_texts,
+)
 from tformer_cli.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:
@@ -28,6 +33,8 @@ class Translation:
         log_prob: natural logarithm of its probability; the sum over the pieces of a line.
         finished: whether every piece ended with EOS and not at the length limit.
         source_tokens: tokens of the line, EOS excluded; None without alignments.
+        source_words: what alignments count in the source; None without alignments.
+        words: what alignments count in the translation; None without alignments.
         alignments: pairs (source word, target word), counted from 0, if asked for; in a language
             without whitespace each token counts as a word.
     """
@@ -39,6 +46,8 @@ class Translation:
     finished: bool
     source_tokens: tuple[str, ...] | None = None
     alignments: tuple[tuple[int, int], ...] | None = None
+    source_words: tuple[str, ...] | None = None
+    words: tuple[str, ...] | None = None
 
 
 @dataclass(kw_only=True)
@@ -60,6 +69,22 @@ class Postprocessor:
             log_prob=sum(piece.log_prob for piece in pieces),
             finished=all(piece.finished for piece in pieces),
         )
+
+    def draft_lines(
+        self, requests: Sequence[Sequence[Request]], on_draft: Callable[[int, str], object]
+    ) -> OnDraft:
+        """Return a callback for pieces, which gives `on_draft` a line and its text so far."""
+        target = self.tokenizers.target
+        texts = [[""] * len(pieces) for pieces in requests]
+        pieces = [(line, part) for line, parts in enumerate(texts) for part in range(len(parts))]
+
+        def on_piece(index: int, ids: Sequence[int]) -> None:
+            line, part = pieces[index]
+            # A character may lack some of its bytes yet.
+            texts[line][part] = target.decode(ids).rstrip("\ufffd")
+            on_draft(line, self.separator.join(text for text in texts[line] if text))
+
+        return on_piece
 
     def decode_lines(
         self,
@@ -114,7 +139,13 @@ class Postprocessor:
             unit_indices(target, targets, first_word_indices(texts), self.separator),
         )
         tokens = tuple(source.tokens([token for ids in sources for token in ids]))
-        return replace(translation, source_tokens=tokens, alignments=alignments)
+        return replace(
+            translation,
+            source_tokens=tokens,
+            alignments=alignments,
+            source_words=unit_texts(source, sources, self.source_separator),
+            words=unit_texts(target, targets, self.separator),
+        )
 
 
 def best_combinations(

@@ -301,11 +301,13 @@ class Translator:
         line_stride: int = 1,
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
+        on_draft: Callable[[int, str], object] | None = None,
     ) -> Iterator[list[TranslatedLine]]:
         """Yield the translated lines of each window, before the next window is read.
 
         The lines of a window are sorted by length and translated together. `has_phrases` says
-        whether lines may have required phrases; all else is as for `nbest`.
+        whether lines may have required phrases; `on_draft` is called with the index of a line in
+        its window and its translation so far, which may change. All else is as for `nbest`.
         """
         if aligned and self.load_aligner is None:
             what = "needs a translator that has an aligner"
@@ -341,6 +343,7 @@ class Translator:
                 scored=scored,
                 on_done=_in_proportion(on_done, len(pieces), len(window)),
                 on_warning=on_warning,
+                on_draft=self.postprocessor.draft_lines(requests, on_draft) if on_draft else None,
             )
             ranked = (self._rerank(candidates, mbr) for candidates in hypotheses)
             chosen = [best_combinations([next(ranked) for _ in line], count) for line in requests]
