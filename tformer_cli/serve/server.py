@@ -112,7 +112,11 @@ def listening_socket(host: str, port: int) -> socket.socket:
     where = f"{host}:{port}"
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)
+        listener = socket.create_server(address[:2], family=family)
+        # Connections inherit it: an answer is several small packets, and none must wait until the
+        # client has acknowledged the one before, which takes 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, OverflowError) as error:
         what = "cannot be listened on"
         number = getattr(error, "errno", None) or 0

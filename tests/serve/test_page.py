@@ -1,0 +1,45 @@
+"""The page in a browser: a translation, its alignment, and a word that is changed."""
+
+import pytest
+from test_server import begin
+
+__all__ = ["begin"]
+
+
+@pytest.fixture
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as running:
+        try:
+            chromium = running.chromium.launch()
+        except playwright.Error:
+            pytest.skip("Chromium is not installed for playwright")
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.slow
+def test_a_sentence_is_typed_read_and_changed(begin, translator, browser):
+    _, url = begin()
+    page = browser.new_page(viewport={"width": 360, "height": 700})
+    mistakes = []
+    page.on("pageerror", mistakes.append)
+    page.on("console", lambda message: mistakes.append(message.text))
+    page.goto(url)
+    page.fill("#source", "fg ab c <b>a</b>")
+    words = page.locator("#target:not([aria-busy]) .unit")
+    words.first.wait_for()
+    (expected,) = translator.translate(["fg ab c <b>a</b>"])
+    assert page.locator("#target").text_content() == expected
+    assert page.locator("#target b").count() == 0
+    words.first.hover()
+    assert page.locator("#target .word").count() == 1
+    assert page.locator("#mirror .partner").count() >= 1
+    words.first.press("Enter")
+    page.keyboard.type("G")
+    page.keyboard.press("Enter")
+    page.locator(".kept").first.wait_for()
+    (completed,) = translator.translate(["fg ab c <b>a</b>"], prefixes=["G"])
+    assert page.locator("#target").text_content() == completed
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert mistakes == []
