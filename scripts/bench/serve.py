@@ -2,7 +2,8 @@
 """Measure requests per second and latency of `tformer serve` for several numbers of clients.
 
 Each client is a connection that sends a sentence of the run's test text whenever it has the answer
-to the one before. Server and clients share the machine.
+to the one before. Server and clients share the machine. At the end other clients vanish, send
+garbage and flood the server, and each answer is compared with the one before.
 """
 
 import asyncio
@@ -29,6 +30,9 @@ from tformer_cli.process import num_threads
 from tformer_cli.storage.run_directory import RunDirectory
 
 CLIENTS = "1,8,32"
+# Clients whose answers count while others disturb, their sentences, and connections that flood.
+NUM_HONEST, NUM_SENTENCES, NUM_FLOODING = 4, 32, 64
+GARBAGE = (b"\x00\xff" * 512 + b"\r\n\r\n", b"POST /api/translate HTTP/1.1\r\nHost: x\r\n\r\n{")
 
 
 @contextmanager
@@ -56,7 +60,8 @@ def measure(
 ) -> dict[str, Any]:
     """Let each number of clients ask for some seconds, in turns.
 
-    Returns the requests per second of each round, and the latency of all requests in milliseconds.
+    Returns the requests per second of each round, and the latency of all requests in milliseconds,
+    for each number of clients; then what became of requests beside clients that disturb.
     """
     config = load_config(RunDirectory(folder).config_file)
     bodies = [
@@ -73,7 +78,8 @@ def measure(
                 speeds[count].append(len(done) / took)
                 latencies[count] += done
                 log(f"round {number}: {count} clients, {speeds[count][-1]:,.1f} requests/s")
-    return {
+        beside = asyncio.run(ask_disturbed(address, bodies[:NUM_SENTENCES], seconds))
+    clients = {
         str(count): {
             "requests_per_second": speeds[count],
             "p50_ms": 1000 * median(latencies[count]),
@@ -81,6 +87,51 @@ def measure(
         }
         for count in counts
     }
+    return {"clients": clients, "beside_disturbance": beside}
+
+
+async def ask_disturbed(
+    address: tuple[str, int], bodies: Sequence[bytes], seconds: float
+) -> dict[str, int]:
+    """Return how many requests are answered as before, otherwise, or not, beside bad clients."""
+    reader, writer = await asyncio.open_connection(*address)
+    expected = [text_of(await answer(reader, writer, body)) for body in bodies]
+    writer.close()
+    counts = {"equal": 0, "other": 0, "lost": 0}
+    end = time.perf_counter() + seconds
+
+    async def honest() -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        for body, text in itertools.cycle(zip(bodies, expected, strict=True)):
+            if time.perf_counter() > end:
+                break
+            try:
+                is_equal = text_of(await answer(reader, writer, body)) == text
+            except (TrainingError, OSError, EOFError):
+                counts["lost"] += 1
+                reader, writer = await asyncio.open_connection(*address)
+            else:
+                counts["equal" if is_equal else "other"] += 1
+        writer.close()
+
+    async def bad(content: bytes, seconds_open: float) -> None:
+        while time.perf_counter() < end:
+            _, writer = await asyncio.open_connection(*address)
+            writer.write(content)
+            await asyncio.sleep(seconds_open)
+            writer.close()
+
+    whole = head_of(bodies[0]) + bodies[0]
+    vanishing = [bad(whole[: len(whole) - cut], 0.01) for cut in (0, 1, len(bodies[0]))]
+    flooding = [bad(whole, 1.0) for _ in range(NUM_FLOODING)]
+    garbage = [bad(content, 0.01) for content in GARBAGE]
+    await asyncio.gather(*(honest() for _ in range(NUM_HONEST)), *vanishing, *flooding, *garbage)
+    return counts
+
+
+def text_of(content: dict[str, Any]) -> str:
+    """Return the translation in an answer."""
+    return str(content["texts"][0]["translations"][0]["text"])
 
 
 async def ask(
@@ -108,11 +159,7 @@ async def answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
 ) -> dict[str, Any]:
     """Return the answer to a request over an open connection."""
-    head = (
-        "POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    writer.write(head.encode() + body)
+    writer.write(head_of(body) + body)
     status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
     headers = dict(line.lower().split(": ", 1) for line in lines if line)
     content = await reader.readexactly(int(headers["content-length"]))
@@ -121,13 +168,24 @@ async def answer(
     return json.loads(content)
 
 
+def head_of(body: bytes) -> bytes:
+    """Return the request line and the headers before a body."""
+    return (
+        "POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+
+
 def table(results: dict[str, Any]) -> str:
-    """Return a table with a row for each number of clients."""
+    """Return a table with a row for each number of clients, and a line on disturbed ones."""
     rows = [["clients", "requests/s", "p50 ms", "p99 ms"]]
-    for count, result in results.items():
+    for count, result in results["clients"].items():
         milliseconds = [f"{result[key]:,.1f}" for key in ("p50_ms", "p99_ms")]
         rows.append([count, median_and_range(result["requests_per_second"]), *milliseconds])
-    return aligned(rows)
+    beside = ", ".join(f"{count:,} {kind}" for kind, count in results["beside_disturbance"].items())
+    return (
+        f"{aligned(rows)}\n\nanswers beside clients that vanish, send garbage and flood: {beside}"
+    )
 
 
 app = new_app(add_completion=False)

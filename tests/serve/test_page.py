@@ -23,7 +23,7 @@ def test_a_sentence_is_typed_read_and_changed(begin, translator, browser):
     _, url = begin()
     page = browser.new_page(viewport={"width": 360, "height": 700})
     mistakes = []
-    page.on("pageerror", mistakes.append)
+    page.on("pageerror", lambda error: mistakes.append(str(error)))
     page.on("console", lambda message: mistakes.append(message.text))
     page.goto(url)
     page.fill("#source", "fg ab c <b>a</b>")
