@@ -35,11 +35,12 @@ def test_a_sentence_is_typed_read_and_changed(begin, translator, browser):
     words.first.hover()
     assert page.locator("#target .word").count() == 1
     assert page.locator("#mirror .partner").count() >= 1
+    word = "G" if words.first.text_content() != "G" else "F"
     words.first.press("Enter")
-    page.keyboard.type("G")
+    page.keyboard.type(word)
     page.keyboard.press("Enter")
     page.locator(".kept").first.wait_for()
-    (completed,) = translator.translate(["fg ab c <b>a</b>"], prefixes=["G"])
+    (completed,) = translator.translate(["fg ab c <b>a</b>"], prefixes=[word])
     assert page.locator("#target").text_content() == completed
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert mistakes == []

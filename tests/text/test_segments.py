@@ -17,6 +17,7 @@ from tformer_cli.text.segments import (
     pharaoh,
     segment_text,
     sentence_ends,
+    text_spans,
     truncate_text,
     unit_indices,
     word_indices,
@@ -329,3 +330,20 @@ def test_a_second_translation_is_refused():
     assert str(caught.value) == (
         "terms.tsv:3: has another translation than line 1 ('Köter' for 'dog'); keep one of the two"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "found"),
+    [
+        ("  Ab cd", ["ab", "cd"], ["Ab", "cd"]),
+        ("ＡＢ１２", ["ab", "12"], ["ＡＢ", "１２"]),
+        (
+            "猫が\U0001f600寝る",
+            ["猫", "が", "", "\U0001f600", "寝る"],
+            ["猫", "が", "", "\U0001f600", "寝る"],
+        ),
+        ("one two", ["one", "<unk>", "two"], ["one", "", "two"]),
+    ],
+)
+def test_spans_of_parts(text, parts, found):
+    assert [text[start:end] for start, end in text_spans(text, parts)] == found

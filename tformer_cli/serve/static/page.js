@@ -171,7 +171,7 @@ function showTranslation(translation, prefix = "") {
   units(target).forEach((unit, index) => {
     unit.tabIndex = index ? -1 : 0;
     unit.setAttribute("role", "button");
-    unit.classList.toggle("kept", Number(unit.dataset.end) <= kept);
+    unit.classList.toggle("kept", Number(unit.dataset.start) < kept);
   });
 }
 
