@@ -44,7 +44,7 @@ def test_scores_and_sentences_are_those_of_eval(run, toy_run, report, tformer):
         assert row[:2] == [score["name"], f"{score['score']:.2f}"]
         assert f"{score['name']} = {score['score']:.2f}" in result.stdout
         assert f"95% interval: {row[2]}" in result.stdout
-    assert [row[0] for row in terms["rows"]] == ["numbers", "names"]
+    assert [row[0] for row in terms["rows"]] == ["numbers", "addresses", "placeholders", "names"]
     data = toy_run.parent / "data"
     texts = [data / "test.src", data / "test.tgt", run / "eval" / "toy.hyp.txt"]
     rows = list(zip(*map(lines, texts), strict=True))

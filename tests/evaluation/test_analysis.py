@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.evaluation import analysis
-from tformer_cli.evaluation.analysis import Finding, compare_terms, mark_differences, words
+from tformer_cli.evaluation.analysis import Finding, compare_terms, mark_differences
+from tformer_cli.text.defects import repeated_phrase
+from tformer_cli.text.segments import words
 
 TEXTS = st.text(alphabet="ab Äß.,-'’!12\u2028\u202e日本語मस्ते🙂", max_size=30)
 LANGUAGES = st.sampled_from(["en", "zh", "ja_JP", ""])
@@ -174,18 +176,16 @@ def test_a_perfect_translation_has_no_defect(pairs):
     sources, references = ([*side] for side in zip(*pairs, strict=True)) if pairs else ([], [])
     for each in compare_terms(sources, references, references, "en", "de"):
         assert (each.lost, each.added) == ((), ())
-    assert analysis.copies(sources, references, references) == []
-    assert analysis.loops(references, references, "de") == []
-    assert analysis.untranslated(sources, references, references, "en") == []
-    assert analysis.empty(references, references) == []
+    defects = analysis.find_defects(sources, references, references, "en", "de")
+    assert not any(defects.values())
 
 
 def test_copies_and_empty_translations():
     sources = ["the cat", "Berlin", "the dog", "", "a bird"]
     references = ["die Katze", "Berlin", "der Hund", "", "ein Vogel"]
     hypotheses = [" the cat ", "Berlin", "der Hund", "", " "]
-    assert analysis.copies(sources, references, hypotheses) == [Finding(0)]
-    assert analysis.empty(references, hypotheses) == [Finding(4)]
+    defects = analysis.find_defects(sources, references, hypotheses, "en", "de")
+    assert (defects["copies"], defects["empty"]) == ([Finding(0)], [Finding(4)])
 
 
 def test_untranslated_lines_are_made_of_source_words():
@@ -197,9 +197,8 @@ def test_untranslated_lines_are_made_of_source_words():
         "the old dog",
         "in Berlin der die das",
     ]
-    assert analysis.untranslated(sources, references, hypotheses, "en") == [
-        Finding(0, ("old", "dog", "sleeps"))
-    ]
+    defects = analysis.find_defects(sources, references, hypotheses, "en", "de")
+    assert defects["untranslated"] == [Finding(0, ("old", "dog", "sleeps"))]
 
 
 @pytest.mark.parametrize(
@@ -217,16 +216,14 @@ def test_untranslated_lines_are_made_of_source_words():
     ],
 )
 def test_a_loop_is_a_phrase_at_once_again(hypothesis, language, phrase):
-    expected = [Finding(0, (phrase,))] if phrase else []
-    assert analysis.loops([""], [hypothesis], language) == expected
-    assert analysis.loops([hypothesis], [hypothesis], language) == []
+    assert repeated_phrase(hypothesis, language) == phrase
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=14))
 def test_loops_are_those_of_a_regular_expression(line):
     text = " ".join(line)
     pattern = r"\b(\w)( \1){2}\b|\b(\w(?: \w){1,7})( \3)\b"
-    assert bool(analysis.loops([""], [text], "en")) == bool(re.search(pattern, text))
+    assert bool(repeated_phrase(text, "en")) == bool(re.search(pattern, text))
 
 
 @given(TEXTS, TEXTS, LANGUAGES)

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -92,7 +94,9 @@ def translate(
     ] = 1,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="One JSON object per line, with tokens, scores, alignments."),
+        typer.Option(
+            "--json", help="One JSON object per line, with tokens, scores, alignments, defects."
+        ),
     ] = False,
     alignments_file: Annotated[
         Path | None,
@@ -121,6 +125,20 @@ def translate(
             "--terminology",
             help="Lines of a source term, a tab and a target term, which is required where the "
             "line, or the piece of a split line, contains the source term.",
+        ),
+    ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Translate lines with defects again, and take a translation that has fewer.",
+        ),
+    ] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Spans that each translation keeps as they are: addresses, placeholders, numbers, "
+            "or a regular expression; repeatable.",
         ),
     ] = None,
     long_lines: Annotated[
@@ -212,6 +230,9 @@ def translate(
         terminology=terms,
         scored=as_json or nbest > 1,
         aligned=as_json or alignments_file is not None,
+        inspected=as_json,
+        repair=repair,
+        keep=keep or (),
         name=None if input_file is None else str(input_file),
         on_warning=warn,
     )
@@ -229,6 +250,9 @@ def translate(
         texts = [(output, _json_line if as_json else _numbered_lines if nbest > 1 else _text_line)]
         if alignments_file is not None:
             texts.append((links, _alignments_line))
+        tally = DefectTally()
+        if as_json or repair or keep:
+            texts.append((tally, _defects_line))
         translate_shared(
             translate_windows,
             input_windows(sentence, files, num_done, translator, world.size),
@@ -238,6 +262,8 @@ def translate(
             on_done=bar.update,
             on_written=lambda num_written: bar.update(num_written - bar.n),
         )
+    if tally.num_lines and is_main_process():
+        tell_stderr(str(tally))
 
 
 def _check_usage(
@@ -316,6 +342,36 @@ def _numbered_lines(line: "TranslatedLine") -> str:
     )
 
 
+class DefectTally:
+    """Counts the lines with each defect, and those that were repaired, as an output of lines."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self.num_defective = 0
+        self.num_repaired = 0
+        self.kinds: Counter[str] = Counter()
+
+    def add(self, text: str, num_lines: int) -> None:
+        """Count some more lines of `_defects_line`."""
+        self.num_lines += num_lines
+        for line in text.splitlines():
+            repair, *kinds = line.split("\t")
+            self.num_repaired += repair != ""
+            self.num_defective += kinds != []
+            self.kinds.update(kinds)
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.most_common())
+        text = f"{self.num_defective:,} of {self.num_lines:,} translations have defects"
+        text += f" ({kinds})" if kinds else ""
+        return text + (f"; {self.num_repaired:,} repaired" if self.num_repaired else "")
+
+
+def _defects_line(line: "TranslatedLine") -> str:
+    best = line.translations[0]
+    return "\t".join([best.repair or "", *(defect.kind for defect in best.defects)]) + "\n"
+
+
 def _json_line(line: "TranslatedLine") -> str:
     from tformer_cli.translate.postprocess import SCORE_DECIMALS
 
@@ -332,6 +388,8 @@ def _json_line(line: "TranslatedLine") -> str:
                 "log_prob": round(translation.log_prob, SCORE_DECIMALS),
                 "finished": translation.finished,
                 "alignments": translation.alignments,
+                "defects": [asdict(defect) for defect in translation.defects],
+                "repair": translation.repair,
             }
             for translation in translations
         ],

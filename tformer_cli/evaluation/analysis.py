@@ -12,16 +12,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Literal
 
+from tformer_cli.text.defects import TEXT_DEFECTS, numbers, text_defects
 from tformer_cli.text.language import base_language
+from tformer_cli.text.segments import PUNCTUATION, WORD, folded_words, word_pattern, words
+from tformer_cli.text.spans import addresses, placeholders
 
-_UNSPACED_LANGUAGES = frozenset({"zh", "ja", "th", "lo", "km", "my"})
-# Ranges of a character class; no letter and no mark that is part of a word.
-_PUNCTUATION = r"!-/:-@\[-`{-~¡-©«-±´¶-¹»-¿‐-‧‰-⁞、-〃〈-〟！-／：-＠،؛؟।"
-_WORD = rf"[^\s{_PUNCTUATION}]+(?:['’.,:-][^\s{_PUNCTUATION}]+)*"
-_CHARACTER = rf"[0-9A-Za-zÀ-ɏ]+|[^\s{_PUNCTUATION}]"
 _BEFORE_SENTENCE = re.compile(r"(^|[.!?…:;])\W*$")
-_NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
-_REPEATED_LETTERS = re.compile(r"([^\W\d_]{1,8}?)\1{4}")
 _NEGATIONS = {
     "en": r"no|not|never|none|nobody|nothing|nowhere|neither|nor|cannot|\w+n['’]t",
     "de": r"nichts?|nie|niemals|niemand(?:e[mn]|es)?|nirgend(?:s|wo)|kein(?:e[mnrs]?)?|weder",
@@ -38,12 +34,7 @@ LENGTH_STARTS = (0, 1, 6, 11, 16, 21, 31, 51)
 FREQUENCY_STARTS = (0, 1, 10, 100, 1_000, 10_000)
 # Lines of a training text whose words are counted, which takes half a minute.
 MAX_COUNTED = 1_000_000
-# Longest phrase, in words, whose repetition is looked for.
-MAX_LOOP = 8
-# An untranslated line has so many words of its source, and this share of its own words.
-MIN_LEFT, MIN_LEFT_SHARE = 3, 0.5
-
-TermKind = Literal["numbers", "names", "negations"]
+TermKind = Literal["numbers", "addresses", "placeholders", "names", "negations"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ class Terms:
     """What became of the terms of a kind that source and reference both have.
 
     Attributes:
-        kind: numbers, names or negations.
+        kind: numbers, addresses, placeholders, names or negations.
         num_kept: those that the hypothesis has too.
         lost: lines with those that it lacks.
         added: lines with terms of the hypothesis that neither source nor reference has.
@@ -84,19 +75,6 @@ class Terms:
         return sum(len(finding.words) for finding in self.lost)
 
 
-def words(line: str, language: str) -> list[str]:
-    """Return the words of a line, without punctuation."""
-    return re.findall(_CHARACTER if _is_unspaced(language) else _WORD, line)
-
-
-def _is_unspaced(language: str) -> bool:
-    return base_language(language) in _UNSPACED_LANGUAGES
-
-
-def _folded_words(line: str, language: str) -> list[str]:
-    return words(line.casefold(), language)
-
-
 def count_words(
     training: Iterable[str], sources: Iterable[str], language: str
 ) -> Mapping[str, int]:
@@ -104,9 +82,9 @@ def count_words(
 
     The first `MAX_COUNTED` lines count.
     """
-    counts = {word: 0 for line in sources for word in _folded_words(line, language)}
+    counts = {word: 0 for line in sources for word in folded_words(line, language)}
     for line in itertools.islice(training, MAX_COUNTED):
-        for word in _folded_words(line, language):
+        for word in folded_words(line, language):
             if word in counts:
                 counts[word] += 1
     return counts
@@ -128,7 +106,7 @@ def frequency_buckets(
     rarest = {
         number: min(counts[word] for word in line_words)
         for number, line in enumerate(sources)
-        if (line_words := _folded_words(line, language))
+        if (line_words := folded_words(line, language))
     }
     return _buckets(rarest, FREQUENCY_STARTS)
 
@@ -155,10 +133,12 @@ def compare_terms(
     source_language: str,
     target_language: str,
 ) -> list[Terms]:
-    """Return what became of numbers, names and, where both languages are known, negations."""
+    """Return what became of the terms of each kind; negations where both languages are known."""
     lines = list(zip(sources, references, hypotheses, strict=True))
     terms = [
         _compare("numbers", (tuple(map(numbers, line)) for line in lines)),
+        _compare("addresses", (tuple(map(addresses, line)) for line in lines)),
+        _compare("placeholders", (tuple(map(placeholders, line)) for line in lines)),
         _compare("names", (_names_of(*line, target_language) for line in lines)),
     ]
     source, target = base_language(source_language), base_language(target_language)
@@ -187,18 +167,10 @@ def _compare(kind: TermKind, lines: Iterable[Sequence[Mapping[str, str]]]) -> Te
     return Terms(kind, num_kept, tuple(lost), tuple(added))
 
 
-def numbers(line: str) -> dict[str, str]:
-    """Return the numbers of a line by their digits: languages differ in separators."""
-    return {
-        "".join(str(int(digit)) for digit in number if digit.isdecimal()): number
-        for number in _NUMBER.findall(line)
-    }
-
-
 def names(line: str) -> dict[str, str]:
     """Return capitalized words of two letters or more that begin no sentence."""
     matches = (
-        re.search(_WORD, token)
+        re.search(WORD, token)
         for before, token in itertools.pairwise(line.split())
         if not _BEFORE_SENTENCE.search(before)
     )
@@ -221,67 +193,20 @@ def negation(line: str, language: str) -> dict[str, str]:
     return {"negation": match[0]} if match else {}
 
 
-def copies(
-    sources: Iterable[str], references: Iterable[str], hypotheses: Iterable[str]
-) -> list[Finding]:
-    """Return lines that equal their source, other than those whose reference does too."""
-    lines = zip(sources, references, hypotheses, strict=True)
-    return [
-        Finding(number)
-        for number, (source, reference, hypothesis) in enumerate(lines)
-        if source.strip() == hypothesis.strip() != reference.strip() and source.strip()
-    ]
-
-
-def empty(references: Iterable[str], hypotheses: Iterable[str]) -> list[Finding]:
-    """Return lines without a translation, other than those whose reference is empty too."""
-    lines = zip(references, hypotheses, strict=True)
-    return [
-        Finding(number)
-        for number, (reference, hypothesis) in enumerate(lines)
-        if reference.strip() and not hypothesis.strip()
-    ]
-
-
-def untranslated(
-    sources: Iterable[str], references: Iterable[str], hypotheses: Iterable[str], language: str
-) -> list[Finding]:
-    """Return lines that consist of source words which the reference lacks, other than copies."""
-    findings = []
-    for number, lines in enumerate(zip(sources, references, hypotheses, strict=True)):
-        source, reference, hypothesis = (_folded_words(line, language) for line in lines)
-        left = [word for word in hypothesis if word in set(source) - set(reference)]
-        is_copy = lines[0].strip() == lines[2].strip()
-        if len(left) >= max(MIN_LEFT, MIN_LEFT_SHARE * len(hypothesis)) and not is_copy:
-            findings.append(Finding(number, tuple(dict.fromkeys(left))))
+def find_defects(
+    sources: Iterable[str],
+    references: Iterable[str],
+    hypotheses: Iterable[str],
+    source_language: str,
+    target_language: str,
+) -> dict[str, list[Finding]]:
+    """Return the lines with each kind of `text_defects`, other than those of their references."""
+    findings: dict[str, list[Finding]] = {kind: [] for kind in TEXT_DEFECTS}
+    lines = zip(sources, hypotheses, references, strict=True)
+    for number, line in enumerate(lines):
+        for defect in text_defects(*line, languages=(source_language, target_language)):
+            findings[defect.kind].append(Finding(number, defect.words))
     return findings
-
-
-def loops(references: Iterable[str], hypotheses: Iterable[str], language: str) -> list[Finding]:
-    """Return lines that repeat a phrase at once, other than those whose reference does too.
-
-    A single word has to stand three times in succession, and letters in a word five times.
-    """
-    return [
-        Finding(number, (phrase,))
-        for number, (reference, hypothesis) in enumerate(zip(references, hypotheses, strict=True))
-        if (phrase := _repeated(hypothesis, language)) and not _repeated(reference, language)
-    ]
-
-
-def _repeated(text: str, language: str) -> str:
-    """Return the shortest phrase, or else the letters, that a text repeats at once."""
-    line = _folded_words(text, language)
-    for length in range(1, MAX_LOOP + 1):
-        num_equal = 0
-        for position in range(length, len(line)):
-            is_equal = line[position] == line[position - length]
-            num_equal = num_equal + 1 if is_equal else 0
-            if num_equal == max(length, 2):
-                phrase = line[position - length + 1 : position + 1]
-                return ("" if _is_unspaced(language) else " ").join(phrase)
-    letters = _REPEATED_LETTERS.search(text)
-    return letters[1] if letters else ""
 
 
 def mark_differences(one: str, other: str, language: str) -> tuple[list[str], list[str]]:
@@ -289,8 +214,8 @@ def mark_differences(one: str, other: str, language: str) -> tuple[list[str], li
 
     Whole words differ, or single characters in a language without spaces.
     """
-    unit = _CHARACTER if _is_unspaced(language) else _WORD
-    pieces = [re.findall(rf"\s+|[{_PUNCTUATION}]+|{unit}", text) for text in (one, other)]
+    unit = word_pattern(language)
+    pieces = [re.findall(rf"\s+|[{PUNCTUATION}]+|{unit}", text) for text in (one, other)]
     operations = SequenceMatcher(str.isspace, pieces[0], pieces[1], autojunk=False).get_opcodes()
     segments: tuple[list[str], list[str]] = ([""], [""])
     for tag, start, end, other_start, other_end in operations:

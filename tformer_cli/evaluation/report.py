@@ -42,6 +42,8 @@ NOTES = {
     "loops": "A phrase is repeated at once; the reference repeats none.",
     "untranslated": "Source words that the reference lacks make up half of the translation.",
     "empty": "There is no translation.",
+    "wrong script": "Letters of a script in which the target language is not written.",
+    "wrong length": "More than three times as long as the source, or less than a third.",
     **dict.fromkeys(("A is better", "B is better"), "Largest difference of sentence chrF first."),
     "equal scores": "The translations differ.",
 }
@@ -68,7 +70,7 @@ class Report:
         by_length: scores by the number of words of the source, by metric.
         by_frequency: scores by how often the rarest word of the source occurs in the training text;
             empty if that is not there.
-        terms: what became of numbers, names and negations.
+        terms: what became of numbers, addresses, placeholders, names and negations.
         lists: lines by what they stand out by: worst, best, samples, lost numbers, copies, ...
         page: all that the HTML page shows.
     """
@@ -149,13 +151,10 @@ def report(
     }
     (sentence_scores,) = _sentence_scores(lines, [files])
     terms = analysis.compare_terms(sources, references, hypotheses, *languages)
-    lists = {
+    lists: dict[str, Sequence[Finding]] = {
         **_extremes(sentence_scores, hypotheses),
         **_lost_and_added(terms),
-        "copies": analysis.copies(sources, references, hypotheses),
-        "loops": analysis.loops(references, hypotheses, languages[1]),
-        "untranslated": analysis.untranslated(sources, references, hypotheses, languages[0]),
-        "empty": analysis.empty(references, hypotheses),
+        **analysis.find_defects(sources, references, hypotheses, *languages),
     }
     by_length, by_frequency = _bucket_tables(lines, metrics, data)
     page = Page(

@@ -52,6 +52,24 @@ _LANGUAGE_OF_SCRIPT = {
     "GURMUKHI": "pa",
     "ORIYA": "or",
 }
+# The same for scripts of several languages; Latin has those of `_CODES` that no other script has.
+_LANGUAGES_OF_SCRIPT = {
+    "CYRILLIC": "ab av ba be bg ce cu cv kk kv ky mk mn os ru tg tt uk",
+    "ARABIC": "ar fa ps sd ug ur",
+    "HEBREW": "he yi",
+    "DEVANAGARI": "hi mr ne sa",
+    "BENGALI": "as bn",
+    "ETHIOPIC": "am ti",
+    "TIBETAN": "bo dz",
+    "HIRAGANA": "ja",
+    "KATAKANA": "ja",
+    "CJK": "ja",
+    "THAANA": "dv",
+}
+# Languages that are written in several scripts, one of them Latin.
+_IN_SEVERAL_SCRIPTS = frozenset(
+    re.findall(r"\w\w", "az bm bs cr ff ha ii ik iu jv kr ks ku ms oj pi sh sr tk uz")
+)
 _KANA = ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA")
 _SAMPLE_LINES = 1000
 
@@ -68,6 +86,22 @@ def is_language_code(text: str) -> bool:
 def base_language(code: str) -> str:
     """Return a code without script and region, in small letters: `pt` of `pt_BR`."""
     return code.lower().replace("_", "-").split("-")[0]
+
+
+def scripts_of(code: str) -> frozenset[str]:
+    """Return the scripts of a language by the first words of their Unicode names.
+
+    None for a language that is unknown, is written in several scripts, or whose code names a
+    script other than simplified or traditional Chinese.
+    """
+    code = code.lower().replace("_", "-")
+    language, *parts = code.split("-")
+    scripts = {script for script, only in _LANGUAGE_OF_SCRIPT.items() if only == language}
+    scripts |= {name for name, all_in in _LANGUAGES_OF_SCRIPT.items() if language in all_in.split()}
+    has_script = any(len(part) == 4 and part not in ("hans", "hant") for part in parts)
+    if has_script or language not in _CODES - _IN_SEVERAL_SCRIPTS:
+        return frozenset()
+    return frozenset(scripts or {"LATIN"})
 
 
 def language_of_name(file: Path) -> str | None:

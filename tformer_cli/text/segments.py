@@ -31,6 +31,11 @@ _JOINER = "\u200d"
 # Characters between a part of a text and the next, at most: so a part that is missing hides few.
 MAX_GAP = 16
 
+# Ranges of a character class; no letter and no mark that is part of a word.
+PUNCTUATION = r"!-/:-@\[-`{-~¡-©«-±´¶-¹»-¿‐-‧‰-⁞、-〃〈-〟！-／：-＠،؛؟।"
+WORD = rf"[^\s{PUNCTUATION}]+(?:['’.,:-][^\s{PUNCTUATION}]+)*"
+_CHARACTER = rf"[0-9A-Za-zÀ-ɏ]+|[^\s{PUNCTUATION}]"
+
 # Languages that separate neither words nor sentences by whitespace.
 _WITHOUT_WHITESPACE = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
 
@@ -104,6 +109,21 @@ def word_separator(language: str) -> str:
     """Return the separator of words and sentences in a language such as `zh-Hant`, or nothing."""
     main = language.lower().replace("_", "-").split("-")[0]
     return "" if main in _WITHOUT_WHITESPACE else " "
+
+
+def word_pattern(language: str) -> str:
+    """Return the regular expression of a word; without whitespace between words, a character."""
+    return WORD if word_separator(language) else _CHARACTER
+
+
+def words(line: str, language: str) -> list[str]:
+    """Return the words of a line, without punctuation."""
+    return re.findall(word_pattern(language), line)
+
+
+def folded_words(line: str, language: str) -> list[str]:
+    """Return the words of a line, whatever their case."""
+    return words(line.casefold(), language)
 
 
 def word_indices(token_bytes: Sequence[bytes]) -> list[int | None]:

@@ -21,6 +21,8 @@ from tformer_cli.text.segments import Terminology
 
 # Default number of samples.
 NUM_SAMPLES = 32
+# Beam size of a second search where the first one was no beam search.
+RETRY_BEAM_SIZE = 5
 
 _SEARCHES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
 LEAVE_ONE_OUT = "leave one of them out"
@@ -81,6 +83,14 @@ def _with_beam(config: Config, size: int) -> DecodingConfig:
         return replace(search, beam_size=size)
     common = {part.name: getattr(search, part.name) for part in fields(SearchConfig)}
     return GreedyConfig(**common) if size == 1 else BeamConfig(beam_size=size, **common)
+
+
+def retry_search(search: DecodingConfig) -> BeamConfig:
+    """Return the beam search that translates again what a search did not translate well."""
+    if isinstance(search, BeamConfig):
+        return replace(search, num_beam_groups=1)
+    common = {part.name: getattr(search, part.name) for part in fields(SearchConfig)}
+    return BeamConfig(beam_size=RETRY_BEAM_SIZE, **common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +154,10 @@ class TranslateOptions(TypedDict, total=False):
             contains them; needs beam search.
         scored: whether to compute scores; without it they may be NaN.
         aligned: whether to compute word alignments.
+        inspected: whether to find the `defects` of translations.
+        repair: whether a translation with defects is replaced by another one with fewer.
+        keep: spans that each translation has as often as its line: addresses, placeholders,
+            numbers, or regular expressions. Those that no search brings are put into the text.
         name: file of the lines, for messages.
         first_line: number of the first line, for messages and for sampling noise.
         line_stride: difference between the numbers of two consecutive lines.
@@ -160,6 +174,9 @@ class TranslateOptions(TypedDict, total=False):
     terminology: Terminology | None
     scored: bool
     aligned: bool
+    inspected: bool
+    repair: bool
+    keep: Sequence[str]
     name: str | None
     first_line: int
     line_stride: int

@@ -4,9 +4,10 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tformer_cli.search.engine import Hypothesis, OnDraft, Request
+from tformer_cli.text.defects import Defect
 from tformer_cli.text.segments import (
     aligned_units,
     first_word_indices,
@@ -17,6 +18,9 @@ from tformer_cli.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:
     from tformer_cli.search.scoring import Aligner
+
+# How a translation was found that replaces one with defects.
+Repair = Literal["n-best", "constraints", "no repetition", "splice"]
 
 # Decimals of scores that are written: more are mostly rounding errors, which depend on the batch.
 SCORE_DECIMALS = 4
@@ -37,6 +41,9 @@ class Translation:
         words: what alignments count in the translation; None without alignments.
         alignments: pairs (source word, target word), counted from 0, if asked for; in a language
             without whitespace each token counts as a word.
+        defects: what is wrong with it, if asked for.
+        repair: how it was found, if the first one had more defects. After a splice, tokens, scores
+            and alignments are those of the text before.
     """
 
     text: str
@@ -48,6 +55,8 @@ class Translation:
     alignments: tuple[tuple[int, int], ...] | None = None
     source_words: tuple[str, ...] | None = None
     words: tuple[str, ...] | None = None
+    defects: tuple[Defect, ...] = ()
+    repair: Repair | None = None
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,10 @@
 """Text to token ids: a line becomes one request to the search, or one for each of its pieces."""
 
+import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -181,6 +183,23 @@ class Preprocessor:
             self._check_positions(request, where)
             requests.append(request)
         return requests
+
+    def require(self, request: Request, texts: Sequence[str]) -> Request:
+        """Return a request with more required phrases: the texts that stand in its source.
+
+        Those that no translation can contain are left out.
+        """
+        source = self.tokenizers.source.decode(request.source[request.num_tags : -1])
+        required = list(request.required)
+        for text, count in Counter(texts).items():
+            with contextlib.suppress(DataError):
+                ids = self._check_phrase(self._encode_within(text), text, "", request.banned)
+                required += [ids] * min(count, source.count(text))
+        more = replace(request, required=tuple(required))
+        with contextlib.suppress(DataError):
+            self._check_positions(more, "")
+            return more
+        return request
 
     def encode_tags(self, names: Sequence[str], known: Sequence[str]) -> Ids:
         """Return the ids of tags; `known` are those of the model, by id.

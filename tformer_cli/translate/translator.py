@@ -13,9 +13,10 @@ from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.process import tune_allocator
-from tformer_cli.search.engine import Engine, Hypothesis
+from tformer_cli.search.engine import Engine, OnWarning, Request
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.segments import Terminology, word_separator
+from tformer_cli.text.spans import OPAQUE, KeptSpans
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.backend import (
     FallbackEngine,
@@ -28,6 +29,8 @@ from tformer_cli.translate.backend import (
     resolve_backend,
     shared,
 )
+from tformer_cli.translate.guard import Guard, Retry
+from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.options import (
     MBR,
     LineLimits,
@@ -35,8 +38,9 @@ from tformer_cli.translate.options import (
     TranslateOptions,
     resolve_num_hypotheses,
     resolve_search,
+    retry_search,
 )
-from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
+from tformer_cli.translate.postprocess import Postprocessor, Translation
 from tformer_cli.translate.preprocess import InputLine, Preprocessor, zip_lines
 
 if TYPE_CHECKING:
@@ -277,6 +281,7 @@ class Translator:
             required=required,
             tags=options.get("tags"),
             banned=options.get("banned"),
+            keep=options.get("keep"),
         )
         windows = chunks(zip_lines(lines, prefixes, required), WINDOW_LINES)
         has_phrases = required is not None
@@ -296,6 +301,9 @@ class Translator:
         terminology: Terminology | None = None,
         scored: bool = True,
         aligned: bool = False,
+        inspected: bool = False,
+        repair: bool = False,
+        keep: Sequence[str] = (),
         name: str | None = None,
         first_line: int = 1,
         line_stride: int = 1,
@@ -313,54 +321,63 @@ class Translator:
             what = "needs a translator that has an aligner"
             raise UsageError("`aligned`", what, remedy="leave it out")
         aligner = self.load_aligner() if aligned and self.load_aligner else None
+        line_search = LineSearch(self.engine, self.postprocessor, aligner)
+        guard = self._guard(keep, repair, count) if inspected or repair or keep else None
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
         max_positions = self.config.model.max_length
         search = resolve_search(decoding, self.config, max_positions, requiring)
+        again = retry_search(search)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
         preprocessor = self.preprocessor
         tag_ids = preprocessor.encode_tags(tags, self.tags)
         banned_ids = preprocessor.encode_banned(banned)
         numbers = itertools.count(first_line, line_stride)
-        for window in windows:
-            numbered = list(zip(window, numbers, strict=False))
-            requests = [
-                preprocessor.encode(
-                    line,
-                    number=number,
-                    where=f"{name}:{number}" if name else f"line {number}",
-                    tags=tag_ids,
-                    banned=banned_ids,
-                    terminology=terminology,
-                    on_warning=on_warning,
-                )
-                for line, number in numbered
-            ]
-            pieces = list(itertools.chain.from_iterable(requests))
-            hypotheses = self.engine.translate(
-                pieces,
-                search,
-                nbest=num_hypotheses,
-                scored=scored,
-                on_done=_in_proportion(on_done, len(pieces), len(window)),
+
+        def encode(line: InputLine, number: int, on_warning: OnWarning) -> list[Request]:
+            return preprocessor.encode(
+                line,
+                number=number,
+                where=f"{name}:{number}" if name else f"line {number}",
+                tags=tag_ids,
+                banned=banned_ids,
+                terminology=terminology,
                 on_warning=on_warning,
                 on_draft=self.postprocessor.draft_lines(requests, on_draft) if on_draft else None,
             )
-            ranked = (self._rerank(candidates, mbr) for candidates in hypotheses)
-            chosen = [best_combinations([next(ranked) for _ in line], count) for line in requests]
-            decoded = self.postprocessor.decode_lines(requests, chosen, aligner)
+
+        for window in windows:
+            numbered = list(zip(window, numbers, strict=False))
+            requests = [encode(*pair, on_warning) for pair in numbered]
+            translations = line_search(
+                requests,
+                search,
+                num_hypotheses,
+                count,
+                mbr=mbr,
+                scored=scored,
+                on_done=on_done,
+                on_warning=on_warning,
+            )
+            if guard is not None:
+                retry = Retry(guard, numbered, requests, encode, line_search, again, preprocessor)
+                translations = guard.check(translations, retry)
             yield [
-                TranslatedLine(number, line.text, translations)
-                for (line, number), translations in zip(numbered, decoded, strict=True)
+                TranslatedLine(number, line.text, best)
+                for (line, number), best in zip(numbered, translations, strict=True)
             ]
 
-    def _rerank(self, hypotheses: list[Hypothesis], mbr: MBR | None) -> list[Hypothesis]:
-        if mbr is None:
-            return hypotheses
-        from tformer_cli.translate.mbr import rerank
-
-        texts = [self.tokenizers.target.decode(hypothesis.token_ids) for hypothesis in hypotheses]
-        uses_whitespace = self.postprocessor.separator != ""
-        return rerank(mbr.utility, hypotheses, texts, uses_whitespace=uses_whitespace)
+    def _guard(self, keep: Sequence[str], repair: bool, count: int) -> Guard:
+        argument = "`repair`" if repair else "`keep`" if keep else None
+        if argument is not None and count > 1:
+            what = "is for one translation of each line"
+            raise UsageError(argument, what, got=str(count), remedy="use `count=1`")
+        return Guard(
+            languages=(self.config.data.source_language, self.config.data.target_language),
+            kept=KeptSpans.of([*keep, *OPAQUE] if repair else keep),
+            inspected_spans=KeptSpans.of([*keep, *OPAQUE]),
+            repairs_all=repair,
+            separator=self.postprocessor.separator,
+        )
 
     def score(
         self,
@@ -378,18 +395,3 @@ class Translator:
         return score_pairs(
             self.engine.scorer, self.tokenizers, pairs, on_done=on_done, on_warning=on_warning
         )
-
-
-def _in_proportion(
-    on_done: Callable[[int], object], num_pieces: int, num_lines: int
-) -> Callable[[int], object]:
-    """Return a callback for pieces that calls `on_done` with lines; they sum to `num_lines`."""
-    pieces_done = 0
-
-    def on_pieces(count: int) -> None:
-        nonlocal pieces_done
-        before = pieces_done * num_lines // num_pieces
-        pieces_done += count
-        on_done(pieces_done * num_lines // num_pieces - before)
-
-    return on_pieces
