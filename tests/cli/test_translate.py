@@ -665,3 +665,44 @@ def test_searches_that_cannot_wait_for_a_phrase_are_refused(toy_run, tformer, so
         result = tformer("translate", toy_run, "-i", source, option, file, *options)
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == f"{option}: needs beam search ({got}); use --beam 5\n"
+
+
+def test_defects_are_named_and_counted(toy_run, tformer):
+    stdin = "ab 2008\nab c\n\n"
+    result = tformer("translate", toy_run, "--json", stdin=stdin)
+    bests = [json.loads(line)["translations"][0] for line in result.stdout.splitlines()]
+    assert {"kind": "lost numbers", "words": ["2008"]} in bests[0]["defects"]
+    assert (bests[2]["defects"], bests[2]["repair"]) == ([], None)
+    num_defective = sum(best["defects"] != [] for best in bests)
+    assert f"{num_defective} of 3 translations have defects (" in result.stderr
+    plain = tformer("translate", toy_run, stdin=stdin)
+    assert (plain.stdout, plain.stderr) == ("".join(f"{best['text']}\n" for best in bests), "")
+
+
+def test_kept_spans_are_in_the_translations_and_other_lines_stay(toy_run, tformer):
+    stdin = "ab {x} 2008 ACME-7\nab c\n"
+    options = ("--keep", "placeholders", "--keep", r"ACME-\d", "--keep", "numbers")
+    result = tformer("translate", toy_run, *options, stdin=stdin)
+    kept, other = result.stdout.splitlines()
+    assert all(kept.count(span) == 1 for span in ("{x}", "2008", "ACME-7"))
+    assert other == tformer("translate", toy_run, stdin="ab c\n").stdout.rstrip("\n")
+    assert "; 1 repaired\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--repair", "--nbest", 2),
+            "--repair: is for one translation of each line (2); use --nbest 1",
+        ),
+        (
+            ("--keep", "["),
+            "--keep: names no spans ([); choose from: addresses, placeholders, numbers",
+        ),
+    ],
+)
+def test_guards_without_sense_are_refused(toy_run, tformer, options, message):
+    result = tformer("translate", toy_run, *options, stdin="ab\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(message)

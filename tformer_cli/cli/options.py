@@ -109,7 +109,7 @@ _SAME_NAMES = (
     *("init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
     *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "port"),
     *("lowercase", "precision", "prefixes", "quantization", "resamples", "run", "seed"),
-    *("repair", "split", "target", "terminology", "test", "tokenize", "workers"),
+    *("keep", "repair", "split", "target", "terminology", "test", "tokenize", "workers"),
 )
 # Options by the Python arguments that messages of the library name.
 OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {

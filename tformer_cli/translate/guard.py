@@ -116,6 +116,7 @@ class Retry:
         self.lines = lines
         self.sources = [line.text for line, _ in lines]
         self.requests = dict(enumerate(requests))
+        self.cut: set[int] = set()  # lines whose requests lack addresses and placeholders
         self.encode = encode
         self.line_search = line_search
         self.search = search
@@ -141,6 +142,7 @@ class Retry:
                 with contextlib.suppress(DataError):
                     changed[index] = self.encode(cut, number, lambda problem: None)
         self.requests |= changed
+        self.cut |= changed.keys()
         return self._translate("splice", changed, self.search, 1)
 
     def constrained(self, lines: Sequence[int], best: Sequence[Translation]) -> Attempt:
@@ -193,4 +195,6 @@ class Retry:
         """Return a translation with the spans that its line was translated without."""
         source, guard = self.sources[index], self.guard
         repaired = guard.inspected(source, replace(translation, repair=repair))
+        if index not in self.cut:
+            return repaired
         return guard.spliced(source, repaired, guard.kept.opaque())
