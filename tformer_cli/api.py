@@ -17,7 +17,7 @@ from tformer_cli.evaluation.compare import (
     Comparison,
     common_metrics,
     common_text,
-    compare_translations,
+    compare_systems,
     distinct_systems,
     read_translations,
 )
@@ -230,12 +230,11 @@ def compare(
         )
         for path in paths
     }
-    comparison = compare_translations(
-        name, hypotheses, list(texts.values()), built, resamples=resamples, seed=seed
-    )
+    statistics = [metric.statistics(hypotheses, list(texts.values())) for metric in built]
+    comparison = compare_systems(name, statistics, resamples=resamples, seed=seed)
     if output is not None:
         page = comparison_page(
-            comparison, hypotheses, list(texts.values()), built, list(runs.values())
+            comparison, hypotheses, list(texts.values()), statistics, list(runs.values())
         )
         save_page(page, Path(output))
     return comparison

@@ -110,7 +110,8 @@ def test_a_sentence_is_scored_as_sacrebleu_scores_it_alone(name, score, caplog):
     metric = build_metric(name, EvaluationConfig(), "de")
     hypotheses, references = [*HYPOTHESES, "Ein Hund"], [*REFERENCES, "Der Hund"]
     before = metric.score(hypotheses, references)
-    scores = metric.sentence_scores(hypotheses, [references, hypotheses[::-1]])
+    statistics = metric.statistics({"a": hypotheses}, [references, hypotheses[::-1]])
+    (scores,) = statistics.sentence_scores()
     assert scores == [
         score(hypothesis, list(lines)).score
         for hypothesis, *lines in zip(hypotheses, references, hypotheses[::-1], strict=True)

@@ -1,28 +1,31 @@
 """Compare systems on the same references: confidence intervals and paired significance tests."""
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from sacrebleu.significance import PairedTest, Result
+import numpy as np
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import BleuTokenizer, EvaluationConfig
 from tformer_cli.corpus.reader import read_lines, read_pairs
 from tformer_cli.errors import DataError, UsageError, check_choice
 from tformer_cli.evaluation.evaluate import texts_of_split
-from tformer_cli.evaluation.metrics import Metric, Score, build_metric
+from tformer_cli.evaluation.metrics import Metric, Score, Scores, Statistics, build_metric
+from tformer_cli.evaluation.resampling import (
+    bootstrap,
+    confidence_interval,
+    p_value,
+    randomization,
+)
 from tformer_cli.storage.trained_model import ModelFiles, check_translates
 
 SIGNIFICANCE_LEVEL = 0.05
 # Of both tests, unless the caller chooses; sacrebleu has the same.
 RESAMPLES, SEED = 1000, 12345
 Verdict = Literal["better", "worse", "undecided"]
-# Where sacrebleu reads its seed from.
-SEED_VARIABLE = "SACREBLEU_SEED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,128 +98,75 @@ class Comparison:
         return asdict(self)
 
 
-def compare_translations(
+def compare_systems(
     text: str,
-    systems: Mapping[str, Sequence[str]],
-    references: Sequence[Sequence[str]],
-    metrics: Sequence[Metric],
+    statistics: Sequence[Statistics],
     *,
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Comparison:
-    """Score systems and test each against the first; references are one or several whole texts."""
-    bootstrap = _paired_test("bs", systems, references, metrics, resamples, seed)
-    randomization = _paired_test("ar", systems, references, metrics, resamples, seed)
-    num_sentences = len(references[0])
-    scores: dict[MetricName, tuple[SystemScore, ...]] = {}
-    for metric, (name, resampled), shuffled in zip(
-        metrics, bootstrap.items(), randomization.values(), strict=True
-    ):
-        sentences = [metric.sentence_scores(each, references) for each in systems.values()]
-        contrasts = [
-            _contrast(metric, sentences[0], own, resampled[0].score, *results)
-            for own, *results in zip(sentences[1:], resampled[1:], shuffled[1:], strict=True)
-        ]
-        scores[metric.name] = tuple(
-            replace(_scored(system, metric, name, result, num_sentences), contrast=contrast)
-            for system, result, contrast in zip(systems, resampled, [None, *contrasts], strict=True)
-        )
-    return Comparison(text, num_sentences, len(references), scores, resamples, seed)
+    """Score systems by each metric, and test each system against the first."""
+    first = statistics[0]
+    scores = {each.metric.name: tuple(_compare(each, resamples, seed)) for each in statistics}
+    return Comparison(text, first.num_sentences, first.num_references, scores, resamples, seed)
 
 
 def score_systems(
-    systems: Mapping[str, Sequence[str]],
-    references: Sequence[Sequence[str]],
-    metrics: Sequence[Metric],
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    statistics: Sequence[Statistics], *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> dict[MetricName, tuple[SystemScore, ...]]:
     """Score one or several systems by each metric, without a test of their differences."""
-    columns = _paired_test("bs", systems, references, metrics, resamples, seed)
     return {
-        metric.name: tuple(
-            _scored(system, metric, name, result, len(references[0]))
-            for system, result in zip(systems, results, strict=True)
-        )
-        for metric, (name, results) in zip(metrics, columns.items(), strict=True)
+        each.metric.name: tuple(_score(each, _resampled_scores(each, resamples, seed)))
+        for each in statistics
     }
 
 
-def _scored(
-    system: str, metric: Metric, name: str, result: Result, num_sentences: int
-) -> SystemScore:
-    signature = str(metric.scorer.get_signature())
-    score = Score(name, float(result.score), signature, num_sentences)
-    return SystemScore(system, score, _interval(result), None)
-
-
-def _paired_test(
-    kind: Literal["bs", "ar"],
-    systems: Mapping[str, Sequence[str]],
-    references: Sequence[Sequence[str]],
-    metrics: Sequence[Metric],
-    resamples: int,
-    seed: int,
-) -> dict[str, list[Result]]:
-    """Return sacrebleu's results by the name of the score, one a system."""
-    with _sacrebleu_seed(seed):
-        test = PairedTest(
-            list(systems.items()),
-            {metric.name: metric.scorer for metric in metrics},
-            references,
-            kind,
-            resamples,
+def _compare(statistics: Statistics, resamples: int, seed: int) -> Iterator[SystemScore]:
+    """Yield the score of each system, with its contrast unless it is the first."""
+    metric = statistics.metric
+    resampled = _resampled_scores(statistics, resamples, seed)
+    sentences = np.array(statistics.sentence_scores())
+    baseline, *others = _score(statistics, resampled)
+    yield baseline
+    for index, other in enumerate(others, 1):
+        difference = other.score.score - baseline.score.score
+        changes = np.abs(resampled[index] - resampled[0])
+        pair = statistics.counts[0], statistics.counts[index]
+        one, two = map(metric.score_sums, randomization(*pair, resamples, seed))
+        contrast = _contrast(
+            metric,
+            difference,
+            sentences[index] - sentences[0],
+            p_value(changes - changes.mean(), abs(difference)),
+            p_value(np.abs(one - two), abs(difference)),
         )
-    _, columns = test()
-    del columns["System"]
-    return {
-        name: [cell for cell in column if isinstance(cell, Result)]
-        for name, column in columns.items()
-    }
+        yield replace(other, contrast=contrast)
 
 
-@contextlib.contextmanager
-def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    before = os.environ.get(SEED_VARIABLE)
-    os.environ[SEED_VARIABLE] = str(seed)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SEED_VARIABLE]
-        else:
-            os.environ[SEED_VARIABLE] = before
+def _resampled_scores(statistics: Statistics, resamples: int, seed: int) -> list[Scores]:
+    return [
+        statistics.metric.score_sums(sums) for sums in bootstrap(statistics.counts, resamples, seed)
+    ]
 
 
-def _interval(result: Result) -> tuple[float, float]:
-    """Return sacrebleu's mean -/+ half of the 95% range of the resamples; no score is negative."""
-    assert result.mean is not None, "a bootstrap has both"
-    assert result.ci is not None
-    return max(0.0, float(result.mean - result.ci)), float(result.mean + result.ci)
+def _score(statistics: Statistics, resampled: Sequence[Scores]) -> Iterator[SystemScore]:
+    rows = zip(statistics.systems, statistics.scores(), resampled, strict=True)
+    for system, score, scores in rows:
+        yield SystemScore(system, score, confidence_interval(scores), None)
 
 
 def _contrast(
-    metric: Metric,
-    baseline: Sequence[float],
-    sentences: Sequence[float],
-    baseline_score: float,
-    bootstrap: Result,
-    randomization: Result,
+    metric: Metric, difference: float, gains: Scores, p_bootstrap: float, p_randomization: float
 ) -> Contrast:
-    """Return the contrast of sentence scores and of the results of both tests."""
-    assert bootstrap.p_value is not None
-    assert randomization.p_value is not None
+    """Return the contrast of a difference, of those of the sentences, and of sacrebleu's tests."""
     sign = -1 if metric.lower_is_better else 1
-    gains = [sign * (own - other) for own, other in zip(sentences, baseline, strict=True)]
-    wins, losses = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-    difference = float(bootstrap.score - baseline_score)
-    p_bootstrap = p_randomization = 1.0
-    if difference != 0:
-        p_bootstrap = bootstrap.p_value
+    wins, losses = int((sign * gains > 0).sum()), int((sign * gains < 0).sum())
+    if difference == 0:
+        p_bootstrap = p_randomization = 1.0
+    else:
         # sacrebleu counts the shuffles with a larger difference than observed, without those of the
         # same one: of n differing sentences, the two that exchange none of them and all of them.
-        p_randomization = min(1.0, randomization.p_value + 2.0 ** (1 - wins - losses))
+        p_randomization = min(1.0, p_randomization + 2.0 ** (1 - wins - losses))
     verdict: Verdict = "undecided"
     if max(p_bootstrap, p_randomization) < SIGNIFICANCE_LEVEL:
         verdict = "better" if sign * difference > 0 else "worse"

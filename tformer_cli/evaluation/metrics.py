@@ -2,11 +2,13 @@
 
 import copy
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -23,6 +25,8 @@ from tformer_cli.text.language import base_language, is_language_code, language_
 TOKENIZERS_BY_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 # The extra of this package that a tokenizer needs.
 TOKENIZER_EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
+
+Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +68,28 @@ class Metric:
             num_sentences=len(hypotheses),
         )
 
-    def sentence_scores(
-        self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]
-    ) -> list[float]:
-        """Score each translation alone, against line n of each text of references.
+    def statistics(
+        self, systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]]
+    ) -> "Statistics":
+        """Return what each sentence of systems adds to their scores by one or several texts.
 
-        BLEU leaves out orders longer than the sentence (sacrebleu's `effective_order`).
+        The n-grams of one sentence at a time are in memory.
         """
-        scorer = copy.copy(self.scorer)
-        if isinstance(scorer, BLEU):
-            scorer.effective_order = True
-        lines = zip(hypotheses, *references, strict=True)
-        return [float(scorer.sentence_score(line, rest).score) for line, *rest in lines]
+        scorer = self.scorer
+        rows = []
+        for translations, lines in zip(
+            zip(*systems.values(), strict=True), zip(*references, strict=True), strict=True
+        ):
+            (reference,) = scorer._cache_references([[line] for line in lines])
+            texts = map(scorer._preprocess_segment, translations)
+            rows.append([scorer._compute_segment_statistics(text, reference) for text in texts])
+        counts = np.array(rows, dtype=np.float64).swapaxes(0, 1)
+        return Statistics(self, tuple(systems), np.ascontiguousarray(counts), len(references))
+
+    def score_sums(self, sums: NDArray[np.float64]) -> "Scores":
+        """Score sums of statistics `(N, statistics)`."""
+        results = map(self.scorer._compute_score_from_stats, sums.tolist())
+        return np.array([result.score for result in results], np.float64)
 
     @property
     def lower_is_better(self) -> bool:
@@ -86,6 +100,53 @@ class Metric:
         """Return the command line with which sacrebleu itself prints the same score."""
         files = [str(reference_file), "-i", str(hypothesis_file)]
         return shlex.join(["sacrebleu", *files, "-m", self.name, *self.options])
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Sufficient statistics of a metric: the score of sentences depends on their sums alone.
+
+    Attributes:
+        metric: whose statistics they are.
+        systems: names of the systems.
+        counts: matches, n-grams, lengths or edits `(systems, sentences, statistics)`.
+        num_references: of each sentence.
+    """
+
+    metric: Metric
+    systems: tuple[str, ...]
+    counts: NDArray[np.float64]
+    num_references: int
+
+    @property
+    def num_sentences(self) -> int:
+        """Number of sentences of each system."""
+        return len(self.counts[0])
+
+    def select(self, lines: Sequence[int]) -> "Statistics":
+        """Return the statistics of some lines."""
+        return replace(self, counts=self.counts[:, lines])
+
+    def scores(self) -> list[Score]:
+        """Return the score of each system, equal to that of `Metric.score`."""
+        scorer = self.metric.scorer
+        results = map(scorer._compute_score_from_stats, self.counts.sum(1).tolist())
+        signature = str(scorer.get_signature())
+        return [
+            Score(result.name, float(result.score), signature, self.num_sentences)
+            for result in results
+        ]
+
+    def sentence_scores(self) -> list[list[float]]:
+        """Return the score of each sentence alone, for each system.
+
+        BLEU leaves out orders longer than the sentence (sacrebleu's `effective_order`).
+        """
+        scorer = copy.copy(self.metric.scorer)
+        if isinstance(scorer, BLEU):
+            scorer.effective_order = True
+        alone = replace(self.metric, scorer=scorer)
+        return [alone.score_sums(sentences).tolist() for sentences in self.counts]
 
 
 def build_metric(name: MetricName, config: EvaluationConfig, target_language: str) -> Metric:

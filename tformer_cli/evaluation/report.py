@@ -14,7 +14,7 @@ from tformer_cli.evaluation import analysis
 from tformer_cli.evaluation.analysis import Bucket, Finding, Terms
 from tformer_cli.evaluation.compare import Comparison, SystemScore, common_metrics, score_systems
 from tformer_cli.evaluation.evaluate import own_translations, texts_of_split
-from tformer_cli.evaluation.metrics import Metric
+from tformer_cli.evaluation.metrics import Statistics
 from tformer_cli.evaluation.tables import (
     BucketTable,
     breakdowns,
@@ -144,19 +144,19 @@ def report(
     languages = data.source_language, data.target_language
     sources, references = zip(*read_pairs(text.source, text.target), strict=True)
     lines = Lines(languages, sources, [references], {str(run): hypotheses})
-    metrics = common_metrics(METRICS, [files])
-    scores = {
-        name: systems[0]
-        for name, systems in score_systems(lines.systems, [references], metrics).items()
-    }
-    (sentence_scores,) = _sentence_scores(lines, [files])
+    statistics = [
+        metric.statistics(lines.systems, [references])
+        for metric in common_metrics(METRICS, [files])
+    ]
+    scores = {name: systems[0] for name, systems in score_systems(statistics).items()}
+    (sentence_scores,) = _sentence_scores(lines, statistics, [files])
     terms = analysis.compare_terms(sources, references, hypotheses, *languages)
     lists: dict[str, Sequence[Finding]] = {
         **_extremes(sentence_scores, hypotheses),
         **_lost_and_added(terms),
         **analysis.find_defects(sources, references, hypotheses, *languages),
     }
-    by_length, by_frequency = _bucket_tables(lines, metrics, data)
+    by_length, by_frequency = _bucket_tables(lines, statistics, data)
     page = Page(
         title=f"{run}: {name}",
         facts=_facts(files, text, len(sources)),
@@ -190,7 +190,7 @@ def comparison_page(
     comparison: Comparison,
     systems: Mapping[str, Sequence[str]],
     references: Sequence[Sequence[str]],
-    metrics: Sequence[Metric],
+    statistics: Sequence[Statistics],
     runs: Sequence[ModelFiles],
 ) -> Page:
     """Return a page of two systems: their tests, and the sentences that differ most.
@@ -200,7 +200,7 @@ def comparison_page(
     lines = _common_lines(comparison.text, systems, references, runs)
     one, other = systems
     texts = list(systems.values())
-    scores = _sentence_scores(lines, runs)
+    scores = _sentence_scores(lines, statistics, runs)
     gains = [second - first for first, second in zip(*scores, strict=True)]
     order = sorted(range(len(gains)), key=lambda line: -abs(gains[line]))
     lists = {
@@ -225,7 +225,7 @@ def comparison_page(
         languages=lines.languages,
         tables=[*test_tables(comparison)],
         charts=[],
-        breakdowns=breakdowns(*_bucket_tables(lines, metrics, data), bool(lines.sources)),
+        breakdowns=breakdowns(*_bucket_tables(lines, statistics, data), bool(lines.sources)),
         lists=[
             SentenceList(name, NOTES[name], [(line, ()) for line in each])
             for name, each in lists.items()
@@ -271,10 +271,15 @@ def _text(config: Config, split: str | None) -> tuple[str, ParallelText]:
     return name, text
 
 
-def _sentence_scores(lines: Lines, runs: Sequence[ModelFiles]) -> list[list[float]]:
+def _sentence_scores(
+    lines: Lines, statistics: Sequence[Statistics], runs: Sequence[ModelFiles]
+) -> list[list[float]]:
     """Return chrF by line, for each system."""
+    for each in statistics:
+        if each.metric.name == "chrf":
+            return each.sentence_scores()
     (chrf,) = common_metrics(["chrf"], runs)
-    return [chrf.sentence_scores(each, lines.references) for each in lines.systems.values()]
+    return chrf.statistics(lines.systems, lines.references).sentence_scores()
 
 
 def _extremes(scores: Sequence[float], hypotheses: Sequence[str]) -> dict[str, list[Finding]]:
@@ -308,7 +313,7 @@ def _sentence_list(name: str, findings: Sequence[Finding]) -> SentenceList:
 
 
 def _bucket_tables(
-    lines: Lines, metrics: Sequence[Metric], data: DataConfig | None
+    lines: Lines, statistics: Sequence[Statistics], data: DataConfig | None
 ) -> tuple[BucketTable, BucketTable]:
     """Return scores by length, and by frequency where sources and training text are there."""
     source, target = lines.languages
@@ -324,16 +329,12 @@ def _bucket_tables(
         training = (line for line, _ in read_texts(data.train))
         counts = analysis.count_words(training, lines.sources, source)
         by_frequency = analysis.frequency_buckets(lines.sources, counts, source)
-    return _scores(by_length, lines, metrics), _scores(by_frequency, lines, metrics)
+    return _scores(by_length, statistics), _scores(by_frequency, statistics)
 
 
-def _scores(buckets: Iterable[Bucket], lines: Lines, metrics: Sequence[Metric]) -> BucketTable:
+def _scores(buckets: Iterable[Bucket], statistics: Sequence[Statistics]) -> BucketTable:
     return {
-        bucket.name: score_systems(
-            {name: [text[line] for line in bucket.lines] for name, text in lines.systems.items()},
-            [[text[line] for line in bucket.lines] for text in lines.references],
-            metrics,
-        )
+        bucket.name: score_systems([each.select(bucket.lines) for each in statistics])
         for bucket in buckets
     }
 

@@ -9,7 +9,7 @@ from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import DataError, Problem
-from tformer_cli.evaluation.compare import SIGNIFICANCE_LEVEL, compare_translations
+from tformer_cli.evaluation.compare import SIGNIFICANCE_LEVEL, compare_systems
 from tformer_cli.evaluation.metrics import Metric, Score
 from tformer_cli.translate.options import SearchOptions
 from tformer_cli.translate.translator import Translator
@@ -144,7 +144,8 @@ def tune_search(
     p_value = None
     if best.decoding != own:
         systems = {"own": hypotheses[own], "best": hypotheses[best.decoding]}
-        comparison = compare_translations(str(text.source), systems, [references], [metric])
+        statistics = metric.statistics(systems, [references])
+        comparison = compare_systems(str(text.source), [statistics])
         _, scored = comparison.scores[metric.name]
         assert scored.contrast is not None, "the second system is compared with the first"
         p_value = scored.contrast.p_bootstrap
