@@ -103,6 +103,41 @@ def test_python_returns_what_the_page_shows(run, report):
     ]
 
 
+def test_json_has_the_numbers_and_sentences_of_the_page(
+    run, report, tformer, tmp_path, monkeypatch
+):
+    content, result = report("--json")
+    data = json.loads(result.stdout)
+    (tmp_path / "page.html").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(tformer("report", run, "--json").stdout) == data
+    assert not list(tmp_path.glob("*.html"))
+    assert data["curves"] == {chart["title"]: chart["curves"] for chart in content["charts"]}
+    tables = data["by_length"], data["by_frequency"]
+    for breakdown, table in zip(content["breakdowns"], tables, strict=True):
+        assert {
+            bucket["name"]: [[score] for (score,) in bucket["scores"].values()]
+            for bucket in breakdown["buckets"]
+        } == {
+            name: [[[one["score"]["score"], *one["interval"]]] for one in scores.values()]
+            for name, scores in table.items()
+        }
+    for each in content["lists"]:
+        assert [line for line, _ in each["lines"]] == [
+            finding["line"] for finding in data["lists"][each["name"]]
+        ]
+    assert content["sentences"] == [
+        {
+            "line": line,
+            "source": each["source"],
+            "references": [each["reference"]],
+            "hypotheses": [[each["translation"]]],
+            "scores": [round(each["chrf"], 1)],
+        }
+        for line, each in enumerate(data["sentences"])
+    ]
+
+
 def test_without_training_text_and_curves_the_rest_is_there(run, tformer, tmp_path):
     alone = tmp_path / "alone"
     shutil.copytree(run, alone)

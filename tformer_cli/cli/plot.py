@@ -143,8 +143,19 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page.")
-    ] = DEFAULT_REPORT,
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PAGE.html",
+            help=f"The page. Default: {DEFAULT_REPORT}.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object of the page; write only with --output."),
+    ] = False,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
@@ -160,6 +171,7 @@ def report(
     Example: tformer report runs/demo --split valid --output valid.html
     """
     check_page(output)
+    file = output if as_json else output or DEFAULT_REPORT
     run_directory = chosen_run(run)
 
     from tformer_cli.evaluation import report as reports
@@ -168,7 +180,7 @@ def report(
     with progress_bar("line") as bar:
         result = reports.report(
             run_directory.path,
-            output,
+            file,
             split=split,
             device=device,
             workers=workers,
@@ -177,11 +189,14 @@ def report(
             on_done=bar.update,
             on_warning=warn,
         )
+    if as_json:
+        typer.echo(json.dumps(result.as_json(), ensure_ascii=False))
+        return
     for scored in result.scores.values():
         low, high = scored.interval
         tell(f"{scored.score}\n95% interval: {low:.2f}-{high:.2f}")
     tell("\n".join(f"{name}: {len(findings):,}" for name, findings in result.defects.items()))
-    tell(f"{output}: written")
+    tell(f"{file}: written")
 
 
 def check_page(file: Path | None) -> None:

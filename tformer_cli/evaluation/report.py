@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tformer_cli.choices import MetricName
@@ -88,6 +88,31 @@ class Report:
     def defects(self) -> dict[str, tuple[Finding, ...]]:
         """The lists of lines that something is wrong with."""
         return {name: lines for name, lines in self.lists.items() if name not in SELECTIONS}
+
+    def as_json(self) -> dict[str, object]:
+        """Return plain data: what the page shows, but every line, and no text is cut."""
+        page = self.page
+        keys = "source", "reference", "translation", "chrf"
+        columns = page.sources, *page.references, *page.hypotheses, *page.scores
+        return {
+            "run": str(self.run),
+            "text": self.text,
+            "facts": page.facts,
+            "scores": {name: asdict(score) for name, score in self.scores.items()},
+            "by_length": _plain(self.by_length),
+            "by_frequency": _plain(self.by_frequency),
+            "terms": [asdict(each) for each in self.terms],
+            "curves": {chart.title: chart.curves for chart in page.charts},
+            "lists": {name: [*map(asdict, lines)] for name, lines in self.lists.items()},
+            "sentences": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
+        }
+
+
+def _plain(table: BucketTable) -> dict[str, dict[str, object]]:
+    return {
+        bucket: {metric: asdict(system) for metric, (system,) in scores.items()}
+        for bucket, scores in table.items()
+    }
 
 
 def report(
