@@ -88,4 +88,4 @@ def test_a_bar_is_for_a_terminal_and_counts_lines(monkeypatch):
         text = terminal.text()
     assert "| 3/7 [" in text
     assert " lines/s]" in text
-    assert "3 lines" not in text
+    assert " 3 lines" not in text

@@ -31,6 +31,7 @@ from tformer_cli.search.engine import (
     Hypothesis,
     Job,
     OnDone,
+    OnDraft,
     OnWarning,
     Request,
     SpecialTokens,
@@ -67,6 +68,7 @@ class Backwards(Engine):
         scored: bool = True,
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
+        on_draft: OnDraft | None = None,
     ) -> list[list[Hypothesis]]:
         self.sentences += [list(request.source) for request in requests]
         for _ in requests:

@@ -155,7 +155,9 @@ def _in_fields(text: str) -> str:
 def refusal_answer(error: TformerError, status: int | None = None) -> JSONResponse:
     """Return the answer of an error: its problems, with its own status or a given one."""
     headers = dict(error.headers) if isinstance(error, Refusal) else None
-    return JSONResponse(error_content(error), status or status_of(error), headers)
+    return JSONResponse(
+        error_content(error), status_code=status or status_of(error), headers=headers
+    )
 
 
 def error_content(error: TformerError) -> dict[str, Any]:
@@ -175,7 +177,9 @@ def on_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reason = HTTPStatus(error.status_code).phrase.lower()
     line = f"{request.method} {request.url.path}: {reason}; /openapi.json has what there is"
-    return JSONResponse({"error": line, "problems": [line]}, error.status_code, error.headers)
+    return JSONResponse(
+        {"error": line, "problems": [line]}, status_code=error.status_code, headers=error.headers
+    )
 
 
 def on_disconnect(request: Request, error: Exception) -> Response:

@@ -33,6 +33,7 @@ class LineSearch:
         scored: bool = True,
         on_done: OnDone = lambda count: None,
         on_warning: OnWarning = lambda problem: None,
+        on_draft: Callable[[int, str], object] | None = None,
     ) -> list[list[Translation]]:
         """Return the `count` best translations of each line, best first.
 
@@ -45,6 +46,7 @@ class LineSearch:
             scored: whether to compute scores.
             on_done: called with numbers of lines, which sum to that of all.
             on_warning: as for `Engine.translate`.
+            on_draft: called with the index of a line and its translation so far.
         """
         pieces = list(itertools.chain.from_iterable(requests))
         hypotheses = self.engine.translate(
@@ -54,6 +56,7 @@ class LineSearch:
             scored=scored,
             on_done=_in_proportion(on_done, len(pieces), len(requests)),
             on_warning=on_warning,
+            on_draft=self.postprocessor.draft_lines(requests, on_draft) if on_draft else None,
         )
         ranked = (self._rerank(candidates, mbr) for candidates in hypotheses)
         chosen = [best_combinations([next(ranked) for _ in line], count) for line in requests]

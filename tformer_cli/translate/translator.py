@@ -342,7 +342,6 @@ class Translator:
                 banned=banned_ids,
                 terminology=terminology,
                 on_warning=on_warning,
-                on_draft=self.postprocessor.draft_lines(requests, on_draft) if on_draft else None,
             )
 
         for window in windows:
@@ -357,6 +356,7 @@ class Translator:
                 scored=scored,
                 on_done=on_done,
                 on_warning=on_warning,
+                on_draft=on_draft,
             )
             if guard is not None:
                 retry = Retry(guard, numbered, requests, encode, line_search, again, preprocessor)
