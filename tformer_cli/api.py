@@ -49,6 +49,7 @@ def train(
     settings: Sequence[str] = (),
     device: str = "auto",
     fresh: bool = False,
+    live: bool = False,
 ) -> Path:
     """Train a model to the end, or resume its training from the last checkpoint.
 
@@ -62,6 +63,7 @@ def train(
         settings: overrides of keys, such as `training.max_steps=100`.
         device: auto, cpu, cuda, cuda:N or mps.
         fresh: discard the content of the run folder and start again.
+        live: redraw curves of loss and validation BLEU, if stderr is a terminal.
 
     Returns:
         The run folder, for `evaluate` and `Translator.load`.
@@ -72,7 +74,7 @@ def train(
         Interrupted: SIGINT or SIGTERM; the run is saved, and the same call resumes it.
     """
     parsed, directory = config_and_run(config, run, settings)
-    training.train(parsed, directory, device=resolve_device(device), fresh=fresh)
+    training.train(parsed, directory, device=resolve_device(device), fresh=fresh, live=live)
     return directory.path
 
 

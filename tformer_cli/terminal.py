@@ -34,14 +34,14 @@ def fitted(text: str, stream: TextIO) -> str:
     if not is_terminal(stream):
         return text
     # In the last column some terminals wrap.
-    width = _num_columns(stream) - 1
+    width = num_columns(stream) - 1
     return "\n".join(
         line if disp_len(line) <= width else f"{disp_trim(line, width - 1)}…"
         for line in text.split("\n")
     )
 
 
-def _num_columns(stream: TextIO) -> int:
+def num_columns(stream: TextIO) -> int:
     """Return the width of a terminal, or 80 where it does not tell."""
     # A stream of another program's console may have no file.
     with contextlib.suppress(OSError):

@@ -299,6 +299,7 @@ def test_searches_beyond_learned_positions_are_refused(tformer, tmp_path):
             "--find-batch: contradicts --dry-run; leave one of them out",
         ),
         (("--dry-run", "--fresh"), "--fresh: has no effect with --dry-run; leave it out"),
+        (("--dry-run", "--live"), "--live: has no effect with --dry-run; leave it out"),
         (("--find-batch", "--fresh"), "--fresh: has no effect with --find-batch; leave it out"),
         (
             ("--dry-run", "--memory-limit", "8"),

@@ -17,7 +17,8 @@ from tformer_cli.errors import Interrupted, UsageError
 from tformer_cli.evaluation.evaluate import Likelihood
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.training.logging import TrainingLogger, add_to_curves, rewrite_curves
+from tformer_cli.training.logging import TrainingLogger
+from tformer_cli.training.sinks import TensorBoard
 from tformer_cli.training.trainer import train
 from tformer_cli.training.validation import Validation
 
@@ -97,10 +98,10 @@ def test_its_curves_are_those_of_the_metrics_also_after_a_break(tmp_path, monkey
 
 def test_a_ratio_that_a_part_does_not_have_is_no_point(tmp_path):
     run = RunDirectory(tmp_path)
-    writer = rewrite_curves(run)
+    sink = TensorBoard(run)
     report = {"grad_norm": 0.5, "update_ratio": None}
-    add_to_curves(writer, {"kind": "train", "step": 1, "parts": {"output": report}})
-    writer.close()
+    sink.add({"kind": "train", "step": 1, "parts": {"output": report}})
+    sink.close()
     shown = EventAccumulator(str(run.tensorboard))
     shown.Reload()
     assert shown.Tags()["scalars"] == ["grad_norm/output"]
@@ -116,7 +117,7 @@ def test_without_it_there_is_a_word_about_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError) as caught:
-        rewrite_curves(RunDirectory(tmp_path))
+        TensorBoard(RunDirectory(tmp_path))
     assert str(caught.value) == (
         "training.tensorboard: needs TensorBoard, which is not installed; "
         "pip install 'tformer[tensorboard]', or set it to false"

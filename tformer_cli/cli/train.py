@@ -66,6 +66,12 @@ def train(
             show_default=False,
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Redraw curves of loss and validation BLEU, if stderr is a terminal."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -110,7 +116,7 @@ def train(
 
     Example: tformer train configs/demo.yaml --find-batch --memory-limit 8
     """
-    _check_usage(fresh, dry_run, find_batch, memory_limit, as_json)
+    _check_usage({"--fresh": fresh, "--live": live}, dry_run, find_batch, memory_limit, as_json)
     config_file = _config_file(config_file)
     config = load_with_texts(config_file, settings or [])
     if init_from is not None:
@@ -136,7 +142,7 @@ def train(
     else:
         from tformer_cli import api
 
-        api.train(config, run_directory.path, device=device, fresh=fresh)
+        api.train(config, run_directory.path, device=device, fresh=fresh, live=live)
         if is_main_process() and not isinstance(config.model, MaskedEncoderConfig):
             suggest("eval" if config.data.test else "translate", run_directory.path)
 
@@ -153,13 +159,18 @@ def _config_file(path: Path) -> Path:
 
 
 def _check_usage(
-    fresh: bool, dry_run: bool, find_batch: bool, memory_limit: float | None, as_json: bool
+    of_training: Mapping[str, bool],
+    dry_run: bool,
+    find_batch: bool,
+    memory_limit: float | None,
+    as_json: bool,
 ) -> None:
     if dry_run and find_batch:
         raise UsageError("--find-batch", "contradicts --dry-run", remedy=DROP_ONE)
-    if fresh and (dry_run or find_batch):
-        trial = "--dry-run" if dry_run else "--find-batch"
-        raise UsageError("--fresh", f"has no effect with {trial}", remedy="leave it out")
+    for option, is_given in of_training.items():
+        if is_given and (dry_run or find_batch):
+            trial = "--dry-run" if dry_run else "--find-batch"
+            raise UsageError(option, f"has no effect with {trial}", remedy="leave it out")
     if memory_limit is not None and not find_batch:
         what = "has no effect without --find-batch"
         got = f"{memory_limit:g}"

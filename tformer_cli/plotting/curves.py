@@ -4,7 +4,7 @@ import contextlib
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -102,7 +102,7 @@ def read_history(run: RunDirectory, by: Axis) -> History:
                 num_tokens += round(report["tokens_per_second"] * report["seconds"])
                 seconds += report["seconds"]
             x = {"step": report["step"], "tokens": num_tokens, "hours": seconds / 3600}[by]
-            values = _values(report)
+            values = curve_values(report)
         except (KeyError, TypeError, ValueError) as error:
             if number == lines[-1][0]:
                 break  # cut short by a kill
@@ -117,7 +117,7 @@ def read_history(run: RunDirectory, by: Axis) -> History:
     return History(run.path, curves)
 
 
-def _values(report: dict[str, Any]) -> dict[str, float]:
+def curve_values(report: Mapping[str, Any]) -> dict[str, float]:
     """Return the y of each curve that a report continues."""
     match report["kind"]:
         case "train":

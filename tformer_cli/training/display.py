@@ -2,7 +2,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -10,10 +10,20 @@ from tqdm import tqdm
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.evaluation.evaluate import perplexity
 from tformer_cli.evaluation.metrics import Score
-from tformer_cli.terminal import fitted
+from tformer_cli.plotting.braille import draw_chart
+from tformer_cli.plotting.curves import Point, curve_values
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.terminal import fitted, num_columns
+from tformer_cli.training.sinks import logged
 from tformer_cli.training.step import StepReport
 
 STEPS_FORMAT = "step {n_fmt}/{total_fmt} {percentage:3.0f}% |{bar}| {remaining} left"
+
+# Rows of a live curve, and columns between two.
+CURVE_HEIGHT = 8
+GAP = "  "
+# The loss below the curves has label smoothing, that of validations has none.
+UNSMOOTHED = "loss without label smoothing"
 
 
 class ProgressDisplay:
@@ -87,6 +97,52 @@ class ProgressDisplay:
     def _describe(self, text: str) -> None:
         if self.is_shown:
             self._state.set_description_str(fitted(text, sys.stderr), refresh=False)
+
+
+class LiveCurves:
+    """Curves of the training loss and of validation BLEU, above the progress at a terminal.
+
+    A masked encoder, which has no BLEU, has a curve of the validation loss.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._curves: dict[str, list[Point]] = {}
+        self._lines: list[tqdm[Any]] = [
+            tqdm(bar_format="{desc}", leave=False) for _ in range(CURVE_HEIGHT + 2)
+        ]
+        for numbers in logged(run):
+            self._append(numbers)
+        self._draw()
+
+    def close(self) -> None:
+        """Remove the curves; the highest line, the last one, leaves the cursor at its beginning."""
+        for line in reversed(self._lines):
+            line.close()
+
+    def add(self, numbers: Mapping[str, Any]) -> None:
+        """Draw the curves again, with the numbers of a line of metrics.jsonl."""
+        self._append(numbers)
+        self._draw()
+
+    def _append(self, numbers: Mapping[str, Any]) -> None:
+        for name, value in curve_values(numbers).items():
+            self._curves.setdefault(name, []).append((numbers["step"], value))
+
+    def _draw(self) -> None:
+        has_bleu = "valid_bleu" in self._curves or "valid_loss" not in self._curves
+        validation = "BLEU" if has_bleu else "loss"
+        names = {
+            UNSMOOTHED: "train_loss",
+            f"validation {validation}": f"valid_{validation.lower()}",
+        }
+        # In the last column some terminals wrap.
+        width = (num_columns(sys.stderr) - 1 - len(GAP)) // len(names)
+        charts = [
+            draw_chart(title, self._curves.get(name, ()), width, CURVE_HEIGHT)
+            for title, name in names.items()
+        ]
+        for line, parts in zip(self._lines, zip(*charts, strict=True), strict=True):
+            line.set_description_str(fitted(GAP.join(parts).rstrip(), sys.stderr))
 
 
 def summary(reports: Collection[StepReport]) -> str:

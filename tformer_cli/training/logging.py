@@ -1,59 +1,60 @@
-"""What a training reports: lines, train.log, metrics.jsonl, and TensorBoard."""
+"""What a training reports: lines, train.log, metrics.jsonl, and its sinks."""
 
 import json
-import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
 
 import torch
 from tqdm import tqdm
 
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
-from tformer_cli.errors import UsageError, printable
+from tformer_cli.errors import printable
 from tformer_cli.evaluation.evaluate import perplexity
 from tformer_cli.storage.atomic import parse_json, storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.terminal import colored, fitted, is_terminal
-from tformer_cli.training.display import ProgressDisplay, summary, token_mean
+from tformer_cli.training.display import LiveCurves, ProgressDisplay, summary, token_mean
+from tformer_cli.training.sinks import Sink, sinks_of
 from tformer_cli.training.step import NonFiniteStep, StepReport
 from tformer_cli.training.validation import Validation
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class TrainingLogger:
     """Reports a training; without a run folder, in all processes but the first, it is silent.
 
-    A terminal shows the progress; anything else gets a line every `report_every` steps. All lines
-    go into train.log, and their numbers into metrics.jsonl, one JSON object per line.
+    A terminal shows the progress, below curves if `is_live`; anything else gets a line every
+    `report_every` steps. All lines go into train.log, and their numbers into metrics.jsonl, one
+    JSON object per line, and into the sinks of the config.
     """
 
-    def __init__(self, run: RunDirectory | None, training: TrainingConfig) -> None:
+    def __init__(
+        self, run: RunDirectory | None, training: TrainingConfig, *, is_live: bool = False
+    ) -> None:
         self.run = run
         self.training = training
+        self.is_live = is_live
         self.max_steps = training.max_steps
         self._reports: list[StepReport] = []
         self._has_run_out_of_memory = False
         self._display = ProgressDisplay(training, is_shown=False)
-        self._writer: SummaryWriter | None = None
+        self._sink_types: list[type[Sink]] = []
+        self._sinks: list[Sink] = []
 
     def __enter__(self) -> Self:
         if self.run is not None:
-            if self.training.tensorboard:
-                summary_writer()
+            live = [LiveCurves] if self.is_live and is_terminal(sys.stderr) else []
+            self._sink_types = [*live, *sinks_of(self.training)]
             with storage_errors(self.run.path):
                 self.run.path.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._display.close()
-        if self._writer is not None:
-            self._writer.close()
+        self._close_sinks()
 
     def log(self, line: str) -> None:
         """Print a line, and append it to train.log; control characters are escaped."""
@@ -72,11 +73,10 @@ class TrainingLogger:
             log.write(f"{stamp} {line}\n")
 
     def start(self, step: int) -> None:
-        """Show the progress from `step` on, and start TensorBoard's curves."""
+        """Show the progress from `step` on, and open the sinks."""
         if self.run is None:
             return
-        if self.training.tensorboard:
-            self._writer = rewrite_curves(self.run)
+        self._sinks = [sink(self.run) for sink in self._sink_types]
         self._display = ProgressDisplay(self.training, step, is_shown=is_terminal(sys.stderr))
 
     def truncate(self, progress: TrainingProgress) -> None:
@@ -94,9 +94,13 @@ class TrainingLogger:
             if number.isdecimal() and int(number) > progress.step:
                 sample.unlink()
         self._display.rewind(progress.step)
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = rewrite_curves(self.run)
+        if self._sinks:
+            self._close_sinks()
+            self._sinks = [sink(self.run) for sink in self._sink_types]
+
+    def _close_sinks(self) -> None:
+        while self._sinks:
+            self._sinks.pop().close()
 
     def log_step(self, report: StepReport) -> None:
         self._reports.append(report)
@@ -244,9 +248,8 @@ class TrainingLogger:
         file = self.run.metrics_file
         with storage_errors(file), file.open("a", encoding="utf-8") as metrics:
             metrics.write(json.dumps(numbers) + "\n")
-        if self._writer is not None:
-            with storage_errors(self.run.tensorboard):
-                add_to_curves(self._writer, numbers)
+        for sink in self._sinks:
+            sink.add(numbers)
 
 
 def _escaped(text: str) -> str:
@@ -276,44 +279,3 @@ def _lines_until(lines: list[str], progress: TrainingProgress) -> Iterator[str]:
                 continue
         if step <= progress.step and is_known:
             yield f"{line}\n"
-
-
-def summary_writer() -> type["SummaryWriter"]:
-    """Return torch's class that writes files for TensorBoard."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UsageError(
-            "training.tensorboard",
-            "needs TensorBoard, which is not installed",
-            remedy="pip install 'tformer[tensorboard]', or set it to false",
-        ) from None
-    return SummaryWriter
-
-
-def rewrite_curves(run: RunDirectory) -> "SummaryWriter":
-    """Write the curves of metrics.jsonl for `tensorboard --logdir runs` anew; return the writer.
-
-    Steps that were taken back are not in them.
-    """
-    with storage_errors(run.tensorboard):
-        shutil.rmtree(run.tensorboard, ignore_errors=True)
-        writer = summary_writer()(str(run.tensorboard))
-        if run.metrics_file.exists():
-            for line in run.metrics_file.read_text(encoding="utf-8").splitlines():
-                add_to_curves(writer, parse_json(line))
-    return writer
-
-
-def add_to_curves(writer: "SummaryWriter", numbers: Mapping[str, Any]) -> None:
-    """Add a point to every curve that a line of metrics.jsonl has a number for."""
-    kind = numbers["kind"]
-    if kind not in ("train", "valid"):
-        return
-    points = {f"{kind}/{name}": value for name, value in numbers.items()}
-    for part, report in numbers.get("parts", {}).items():
-        points |= {f"{name}/{part}": value for name, value in report.items()}
-    for name, value in points.items():
-        if isinstance(value, float):
-            writer.add_scalar(name, value, numbers["step"])
-    writer.flush()

@@ -86,13 +86,18 @@ from tformer_cli.training.validation import (
 
 
 def train(
-    config: Config, run: RunDirectory, *, device: torch.device, fresh: bool = False
+    config: Config,
+    run: RunDirectory,
+    *,
+    device: torch.device,
+    fresh: bool = False,
+    live: bool = False,
 ) -> TrainingProgress:
     """Train a new run to the end, or resume it from its last intact checkpoint.
 
     The end is `max_steps`, or early stopping after `patience` validations without a better one.
     Processes started by torchrun share the work. `fresh` removes what the folder holds, and begins
-    again.
+    again. With `live`, a terminal shows curves.
 
     Raises:
         TformerError: a file cannot be used, the config changed since the run began, another
@@ -111,7 +116,7 @@ def train(
             if not run.path.exists():
                 pretrained_run(config, run)
         logger = stack.enter_context(
-            TrainingLogger(run if world.is_main_process else None, config.training)
+            TrainingLogger(run if world.is_main_process else None, config.training, is_live=live)
         )
         stack.enter_context(memory_shortage_reported(str(run.path)))
         checkpoint = None
