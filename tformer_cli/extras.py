@@ -27,6 +27,7 @@ EXTRAS = {
     "plot": Extra("tformer plot, and tformer heatmap as a picture", {"matplotlib": (3, 10)}),
     "serve": Extra("tformer serve", {"starlette": (0, 40), "uvicorn": (0, 30)}),
     "tensorboard": Extra("training.tensorboard", {"tensorboard": (2, 17)}),
+    "wandb": Extra("training.wandb", {"wandb": (0, 18)}),
 }
 
 

@@ -1,9 +1,11 @@
-"""What a training reports, and what TensorBoard reads from it."""
+"""What a training reports, and what TensorBoard and Weights & Biases get of it."""
 
 import builtins
 import json
 import signal
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from tformer_cli.evaluation.evaluate import Likelihood
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.logging import TrainingLogger
-from tformer_cli.training.sinks import TensorBoard
+from tformer_cli.training.sinks import TensorBoard, WeightsAndBiases
 from tformer_cli.training.trainer import train
 from tformer_cli.training.validation import Validation
 
@@ -122,3 +124,78 @@ def test_without_it_there_is_a_word_about_it(tmp_path, monkeypatch):
         "training.tensorboard: needs TensorBoard, which is not installed; "
         "pip install 'tformer[tensorboard]', or set it to false"
     )
+
+
+class FakeWandb(SimpleNamespace):
+    """Keeps what runs get; as the package does, a run drops a step that is behind its last one."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self):
+        super().__init__(__version__="0.18.0", Settings=dict, runs=[])
+
+    def init(self, **options):
+        run = SimpleNamespace(options=options, points=[], is_finished=False)
+
+        def log(points, step):
+            assert not run.points or step >= run.points[-1][0]
+            run.points.append((step, points))
+
+        run.log, run.finish = log, lambda: setattr(run, "is_finished", True)
+        self.runs.append(run)
+        return run
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def test_weights_and_biases_get_the_curves_also_after_a_break(wandb, tmp_path, monkeypatch):
+    config = load_config(write_toy(tmp_path / "data"), ["training.wandb=true"])
+    run = RunDirectory(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        on_step(patch, 16, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            train(config, run, device=torch.device("cpu"))
+    train(config, run, device=torch.device("cpu"))
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    first, second = wandb.runs
+    assert first.points == second.points[: len(first.points)]
+    assert [step for step, _ in second.points] == [line["step"] for line in lines]
+    for (_, points), line in zip(second.points, lines, strict=True):
+        assert points[f"{line['kind']}/loss"] == line["loss"]
+        assert all(isinstance(value, float) for value in points.values())
+    for started in wandb.runs:
+        assert started.is_finished
+        assert started.options["group"] == "run"
+        assert started.options["dir"] == str(run.path)
+        assert started.options["config"]["training"]["max_steps"] == 24
+        assert started.options["settings"] == {"console": "off"}
+
+
+def test_what_weights_and_biases_refuse_is_one_line(wandb, tmp_path, monkeypatch):
+    def init(**options):
+        raise FakeWandb.Error("no API key")
+
+    monkeypatch.setattr(wandb, "init", init)
+    run = RunDirectory(tmp_path)
+    run.config_file.write_text("seed: 1\n")
+    with pytest.raises(UsageError) as caught:
+        WeightsAndBiases(run)
+    assert str(caught.value) == (
+        "training.wandb: cannot be used by Weights & Biases (no API key); "
+        "call `wandb login`, or set the variable WANDB_MODE to offline"
+    )
+
+
+def test_without_the_package_nothing_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = load_config(write_toy(tmp_path / "data"), ["training.wandb=true"])
+    with pytest.raises(UsageError) as caught:
+        train(config, RunDirectory(tmp_path / "run"), device=torch.device("cpu"))
+    assert str(caught.value) == "wandb: is not installed; pip install 'tformer[wandb]'"
+    assert not (tmp_path / "run").exists()

@@ -45,12 +45,16 @@ class RunDirectory:
         self.log_file = path / "train.log"
         self.samples = path / "samples"
         self.tensorboard = path / "tensorboard"
+        self.wandb = path / "wandb"  # by that package
         self.eval = path / "eval"
         self.exports = path / "exports"  # for `translate --backend`
         self.lock_file = path / ".lock"  # held while a process trains here
         self.stores = path.parent / ".store"  # token stores, shared by the runs beside this one
         # The folders that a training writes.
-        self.folders = [self.checkpoints, self.tokenizer, self.samples, self.tensorboard, self.eval]
+        self.folders = [
+            *(self.checkpoints, self.tokenizer, self.samples),
+            *(self.tensorboard, self.wandb, self.eval),
+        ]
 
     def checkpoint(self, step: int) -> Path:
         """Return the checkpoint folder of an optimizer step."""

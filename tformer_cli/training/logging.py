@@ -47,7 +47,7 @@ class TrainingLogger:
     def __enter__(self) -> Self:
         if self.run is not None:
             live = [LiveCurves] if self.is_live and is_terminal(sys.stderr) else []
-            self._sink_types = [*live, *sinks_of(self.training)]
+            self._sink_types = [*sinks_of(self.training), *live]
             with storage_errors(self.run.path):
                 self.run.path.mkdir(parents=True, exist_ok=True)
         return self

@@ -44,6 +44,7 @@ FREE_KEYS = (
     "training.report_every",
     "training.log_parameter_norms",
     "training.tensorboard",
+    "training.wandb",
     "decoding",
     "evaluation",
 )

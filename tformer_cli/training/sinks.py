@@ -1,11 +1,14 @@
-"""Sinks of metrics.jsonl: what else gets the numbers of a training, such as TensorBoard."""
+"""Sinks of metrics.jsonl: TensorBoard, and Weights & Biases."""
 
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import yaml
+
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.errors import UsageError
+from tformer_cli.extras import package
 from tformer_cli.storage.atomic import parse_json, storage_errors
 from tformer_cli.storage.run_directory import RunDirectory
 
@@ -39,6 +42,9 @@ def sinks_of(training: TrainingConfig) -> list[type[Sink]]:
     if training.tensorboard:
         summary_writer()
         sinks.append(TensorBoard)
+    if training.wandb:
+        package("wandb", "wandb")
+        sinks.append(WeightsAndBiases)
     return sinks
 
 
@@ -80,6 +86,41 @@ class TensorBoard:
     def close(self) -> None:
         """Close its file."""
         self._writer.close()
+
+
+class WeightsAndBiases:
+    """Sends curves and the config to the server that `wandb login` has chosen, or keeps them.
+
+    They stay on the disk if WANDB_MODE is `offline`. Points of a run are there for good, so each
+    start of a training is a run of its own, in a group that has the name of the run folder.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        wandb = package("wandb", "wandb")
+        try:
+            self._run = wandb.init(
+                project="tformer",
+                name=run.path.name,
+                group=run.path.name,
+                dir=str(run.path),
+                config=yaml.safe_load(run.config_file.read_text(encoding="utf-8")),
+                # It would send whatever is printed.
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.Error as error:
+            remedy = "call `wandb login`, or set the variable WANDB_MODE to offline"
+            what = "cannot be used by Weights & Biases"
+            raise UsageError("training.wandb", what, got=str(error), remedy=remedy) from error
+        for numbers in logged(run):
+            self.add(numbers)
+
+    def add(self, numbers: Mapping[str, Any]) -> None:
+        """Add a point to every curve that a line of metrics.jsonl continues."""
+        self._run.log(points(numbers), step=numbers["step"])
+
+    def close(self) -> None:
+        """Wait until all points are sent or written."""
+        self._run.finish()
 
 
 def summary_writer() -> type["SummaryWriter"]:

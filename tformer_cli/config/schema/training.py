@@ -258,6 +258,9 @@ class TrainingConfig:
     """Also log the gradient norm and the relative update of each part of the model."""
     tensorboard: bool = False
     """Also write metrics for TensorBoard; needs `pip install 'tformer[tensorboard]'`."""
+    wandb: bool = False
+    """Also send metrics and this config to Weights & Biases, or write them into the run folder if
+    the variable WANDB_MODE is `offline`; needs `pip install 'tformer[wandb]'`."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of matrix products; auto is bfloat16 if the GPU or CPU supports it natively,
     float16 on an older GPU, else float32."""
