@@ -1,5 +1,6 @@
 """Every command and program of the documentation runs, or the page says why it is not run."""
 
+import json
 import re
 import shlex
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -104,3 +106,35 @@ def test_blocks_run(page, folder, shell, tformer, monkeypatch):
             continue
         for line in block["text"].replace("\\\n", " ").splitlines():
             shell(line)
+
+
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
+
+
+def code_cells(notebook: Path) -> list[dict]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_notebooks_are_stripped_and_linked(notebook):
+    for cell in code_cells(notebook):
+        assert (cell["outputs"], cell["execution_count"]) == ([], None)
+    page = notebook.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"]({notebook.name})" in page
+
+
+@pytest.mark.slow
+def test_the_notebook_shows_what_a_model_computes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (notebook,) = NOTEBOOKS
+    names: dict = {}
+    for cell in code_cells(notebook):
+        exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
+    assert (tmp_path / "look-inside" / "heatmap.html").is_file()
+    assert names["cross"].weights.sum(-1) == pytest.approx(1, abs=1e-5)
+    # The cache gives the logits of teacher forcing.
+    assert torch.stack(names["steps"]).numpy() == pytest.approx(
+        names["logits"][0].numpy(), abs=1e-3
+    )
+    assert names["cache"].length == names["target_ids"].shape[1]
