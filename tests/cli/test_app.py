@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from toy import write_toy
 
 from tformer_cli.cli.app import app
 from tformer_cli.cli.entry import refusal, tell
+from tformer_cli.cli.options import PANELS
 
 COMMANDS = [
     "",
@@ -54,6 +56,25 @@ def test_help_is_the_text_that_was_agreed_on(tformer, golden, monkeypatch, comma
     monkeypatch.setenv("COLUMNS", "100")
     output = tformer(*command.split(), "--help").stdout
     golden(f"help/{command.replace(' ', '-') or 'tformer'}.txt", output)
+
+
+def test_panels_have_options_of_commands_and_each_once():
+    group = typer.main.get_command(app)
+    names = [name for panel in PANELS.values() for name in panel]
+    options = {name for each in group.commands.values() for p in each.params for name in p.opts}
+    assert len(set(names)) == len(names)
+    assert set(names) <= options
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "config"])
+def test_help_shows_each_option_once(tformer, command):
+    found = typer.main.get_command(app)
+    for word in command.split():
+        found = found.commands[word]
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", tformer(*command.split(), "-h").stdout, re.M)
+    options = [p.opts for p in found.params if p.param_type_name == "option"]
+    assert len(shown) == len(options) + 1
+    assert all(set(shown) & set(names) for names in options)
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "config"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tformer_cli.cli.options import in_options
+from tformer_cli.cli.options import MAX_UNGROUPED, PANELS, in_options
 from tformer_cli.cli.options import message as text_of
 from tformer_cli.config.renamed import RenamedKeysWarning
 from tformer_cli.errors import (
@@ -90,6 +90,27 @@ class PlainCommand(PastableExamples, TyperCommand):
                 signal=signal.SIGINT,
                 remedy="re-run the command",
             ) from None
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, and the options, in panels if they are many."""
+        params = self.get_params(ctx)
+        panel_of = {name: title for title, names in PANELS.items() for name in names}
+        if len(params) <= MAX_UNGROUPED:
+            panel_of = {}
+        panels: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in ("Arguments", "Options", *PANELS)
+        }
+        for param in params:
+            record = param.get_help_record(ctx)
+            is_argument = param.param_type_name == "argument"
+            if record is not None:
+                titles = (panel_of.get(name) for name in param.opts)
+                title = next(filter(None, titles), "Arguments" if is_argument else "Options")
+                panels[title].append(record)
+        for title, records in panels.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command line.

@@ -37,6 +37,23 @@ QuietOption = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print results and errors only: no progress, no warnings."),
 ]
+# The options that help shows apart, by the headings of their panels, if a command has more than
+# `MAX_UNGROUPED`.
+PANELS = {
+    "Search": (
+        *("--beam", "--length-penalty", "--set", "--mbr", "--candidates", "--ensemble", "--nbest"),
+        *("--prefixes", "--tag", "--ban", "--constraints", "--terminology"),
+    ),
+    "Long lines": ("--long-lines", "--max-source-length", "--max-source-sentences"),
+    "Limits": (
+        *("--max-body", "--max-characters", "--max-texts", "--max-candidates"),
+        *("--max-waiting", "--timeout"),
+    ),
+    "Model and machine": (
+        *("--checkpoint", "--device", "--precision", "--workers", "--backend", "--quantization"),
+    ),
+}
+MAX_UNGROUPED = 16
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config; repeatable."),

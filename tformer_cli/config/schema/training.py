@@ -250,7 +250,7 @@ class TrainingConfig:
     """Validate and keep the mean of the weights over this many checkpoints, the newest and those
     before it (Vaswani et al. 2017, section 6.1); null for the newest alone."""
     report_every: Count = 50
-    """Steps between progress reports in metrics.jsonl, and on a terminal without progress bars."""
+    """Steps between reports in metrics.jsonl, and between lines where stderr is no terminal."""
     init_from: Annotated[Path | None, Former("initialize_from")] = None
     """Run folder whose tokenizers and latest weights initialize the training (fine-tuning); an
     encoder_decoder may be initialized from a masked_encoder."""
