@@ -1,8 +1,10 @@
 # An image that serves runs: docker build -t tformer . && docker run -p 8000:8000 -v ./runs:/runs tformer /runs/demo
 FROM python:3.13-slim
 
-# The wheels of torch for CPUs alone are a tenth of those with CUDA.
-RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
+# torch's wheels for CPUs alone are a tenth of those with CUDA: its site names their index, for
+# docker build --build-arg TORCH_INDEX=URL.
+ARG TORCH_INDEX
+RUN pip install --no-cache-dir torch ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
 COPY . /src
 RUN pip install --no-cache-dir '/src[serve,ctranslate2]' && rm -r /src
 

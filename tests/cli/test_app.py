@@ -14,7 +14,7 @@ from toy import write_toy
 
 from tformer_cli.cli.app import app
 from tformer_cli.cli.entry import refusal, tell
-from tformer_cli.cli.options import PANELS
+from tformer_cli.cli.options import HELP_PANELS
 
 COMMANDS = [
     "",
@@ -60,7 +60,7 @@ def test_help_is_the_text_that_was_agreed_on(tformer, golden, monkeypatch, comma
 
 def test_panels_have_options_of_commands_and_each_once():
     group = typer.main.get_command(app)
-    names = [name for panel in PANELS.values() for name in panel]
+    names = [name for panel in HELP_PANELS.values() for name in panel]
     options = {name for each in group.commands.values() for p in each.params for name in p.opts}
     assert len(set(names)) == len(names)
     assert set(names) <= options

@@ -73,18 +73,21 @@ def test_samples_keep_the_text_as_it_is(tmp_path, capsys):
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_its_curves_are_those_of_the_metrics_also_after_a_break(tmp_path, monkeypatch):
-    settings = ["training.tensorboard=true", "training.log_parameter_norms=true"]
-    config = load_config(write_toy(tmp_path / "data"), settings)
-    run = RunDirectory(tmp_path / "run")
-
+def train_with_a_break(config, run, monkeypatch):
+    """Train until SIGTERM, then to the end; return the lines of metrics.jsonl."""
     with monkeypatch.context() as patch:
         on_step(patch, 16, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted):
             train(config, run, device=torch.device("cpu"))
     train(config, run, device=torch.device("cpu"))
+    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
 
-    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+
+def test_its_curves_are_those_of_the_metrics_also_after_a_break(tmp_path, monkeypatch):
+    settings = ["training.tensorboard=true", "training.log_parameter_norms=true"]
+    config = load_config(write_toy(tmp_path / "data"), settings)
+    run = RunDirectory(tmp_path / "run")
+    lines = train_with_a_break(config, run, monkeypatch)
     board = EventAccumulator(str(run.tensorboard))
     board.Reload()
     for kind, name in (("train", "loss"), ("train", "learning_rate"), ("valid", "bleu")):
@@ -157,12 +160,7 @@ def wandb(monkeypatch):
 def test_weights_and_biases_get_the_curves_also_after_a_break(wandb, tmp_path, monkeypatch):
     config = load_config(write_toy(tmp_path / "data"), ["training.wandb=true"])
     run = RunDirectory(tmp_path / "run")
-    with monkeypatch.context() as patch:
-        on_step(patch, 16, lambda: signal.raise_signal(signal.SIGTERM))
-        with pytest.raises(Interrupted):
-            train(config, run, device=torch.device("cpu"))
-    train(config, run, device=torch.device("cpu"))
-    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    lines = train_with_a_break(config, run, monkeypatch)
     first, second = wandb.runs
     assert first.points == second.points[: len(first.points)]
     assert [step for step, _ in second.points] == [line["step"] for line in lines]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tformer_cli.cli.options import MAX_UNGROUPED, PANELS, in_options
+from tformer_cli.cli.options import HELP_PANELS, MAX_UNGROUPED, in_options
 from tformer_cli.cli.options import message as text_of
 from tformer_cli.config.renamed import RenamedKeysWarning
 from tformer_cli.errors import (
@@ -94,11 +94,11 @@ class PlainCommand(PastableExamples, TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and the options, in panels if they are many."""
         params = self.get_params(ctx)
-        panel_of = {name: title for title, names in PANELS.items() for name in names}
+        panel_of = {name: title for title, names in HELP_PANELS.items() for name in names}
         if len(params) <= MAX_UNGROUPED:
             panel_of = {}
         panels: dict[str, list[tuple[str, str]]] = {
-            title: [] for title in ("Arguments", "Options", *PANELS)
+            title: [] for title in ("Arguments", "Options", *HELP_PANELS)
         }
         for param in params:
             record = param.get_help_record(ctx)

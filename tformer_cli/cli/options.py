@@ -39,7 +39,7 @@ QuietOption = Annotated[
 ]
 # The options that help shows apart, by the headings of their panels, if a command has more than
 # `MAX_UNGROUPED`.
-PANELS = {
+HELP_PANELS = {
     "Search": (
         *("--beam", "--length-penalty", "--set", "--mbr", "--candidates", "--ensemble", "--nbest"),
         *("--prefixes", "--tag", "--ban", "--constraints", "--terminology"),

@@ -99,8 +99,8 @@ class Report:
             "text": self.text,
             "facts": page.facts,
             "scores": {name: asdict(score) for name, score in self.scores.items()},
-            "by_length": _plain(self.by_length),
-            "by_frequency": _plain(self.by_frequency),
+            "by_length": _plain_table(self.by_length),
+            "by_frequency": _plain_table(self.by_frequency),
             "terms": [asdict(each) for each in self.terms],
             "curves": {chart.title: chart.curves for chart in page.charts},
             "lists": {name: [*map(asdict, lines)] for name, lines in self.lists.items()},
@@ -108,7 +108,7 @@ class Report:
         }
 
 
-def _plain(table: BucketTable) -> dict[str, dict[str, object]]:
+def _plain_table(table: BucketTable) -> dict[str, dict[str, object]]:
     return {
         bucket: {metric: asdict(system) for metric, (system,) in scores.items()}
         for bucket, scores in table.items()

@@ -8,7 +8,7 @@ from tformer_cli.plotting.curves import Point
 
 # What each dot of a character, by row and column, adds to the code of the empty pattern.
 DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
-EMPTY = 0x2800
+BLANK = 0x2800
 # Columns left of a curve, for the ends of the y axis.
 LABEL_WIDTH = 8
 
@@ -47,4 +47,4 @@ def draw_curve(points: Sequence[Point], width: int, height: int) -> list[str]:
         ends = row, before + np.sign(row - before)
         dots[min(ends) : max(ends) + 1, column] = True
     codes = np.einsum("hrwc,rc->hw", dots.reshape(height, 4, width, 2), DOTS)
-    return ["".join(chr(EMPTY + code) for code in row) for row in codes]
+    return ["".join(chr(BLANK + code) for code in row) for row in codes]

@@ -34,7 +34,7 @@ PAGE_HEADERS = {
 }
 
 
-class Page(StaticFiles):
+class PageFiles(StaticFiles):
     """The page and its files, with headers that keep out what is not its own."""
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
@@ -81,5 +81,5 @@ def build_app(
             ClientDisconnect: on_disconnect,
         },
     )
-    app.router.default = Page(directory=STATIC, html=True)
+    app.router.default = PageFiles(directory=STATIC, html=True)
     return app

@@ -12,7 +12,7 @@ from tformer_cli.text.spans import KeptSpans, find_spans
 # Kinds of what is wrong with a text as a whole.
 TEXT_DEFECTS = ("copies", "loops", "untranslated", "empty", "wrong script", "wrong length")
 
-Languages = tuple[str, str]  # of source and target
+LanguagePair = tuple[str, str]  # of source and target
 
 # Longest phrase, in words, whose repetition is looked for.
 MAX_LOOP = 8
@@ -43,7 +43,7 @@ class Defect:
 
 
 def text_defects(
-    source: str, translation: str, reference: str | None = None, *, languages: Languages
+    source: str, translation: str, reference: str | None = None, *, languages: LanguagePair
 ) -> Iterator[Defect]:
     """Yield what is wrong with a text as a whole, but not what a reference has too.
 
@@ -185,7 +185,7 @@ def _common_words(line: str, language: str) -> list[str]:
 
 
 def _left_words(
-    source: str, translation: str, reference: str | None, languages: Languages
+    source: str, translation: str, reference: str | None, languages: LanguagePair
 ) -> tuple[str, ...]:
     """Return the source words of which most of a translation consists; none if it is few."""
     if reference is None:
@@ -200,7 +200,7 @@ def _left_words(
     return tuple(dict.fromkeys(kept)) if is_untranslated else ()
 
 
-def _is_wrong_length(source: str, translation: str, languages: Languages) -> bool:
+def _is_wrong_length(source: str, translation: str, languages: LanguagePair) -> bool:
     lengths = (
         len(words(line, language)) / (1 if word_separator(language) else 2)
         for line, language in zip((source, translation), languages, strict=True)

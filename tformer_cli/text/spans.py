@@ -168,13 +168,13 @@ def _splice(
     text = _without(translation, kept.added(source, translation))
     lost = Counter(kept.lost(source, text))
     spans = kept.find(source)
+    shares = _shares(source, spans)
     position = 0
     for span in spans:
         if not lost[span]:
             position = _end_of(kept.find(text), span, position)
             continue
-        share = _shares(source, spans)[span.start]
-        start = _nearest_gap(text, kept.find(text), separator, share, position)
+        start = _nearest_gap(text, kept.find(text), separator, shares[span.start], position)
         left, right = _gap(source, span, separator) if adjoins else (" ", " ")
         head, tail = text[:start].rstrip(), text[start:].lstrip()
         head += (left if head else "") + span.text
@@ -212,12 +212,12 @@ def _nearest_gap(text: str, spans: Sequence[Span], separator: str, share: float,
     gaps = (
         position
         for position in range(least, len(text) + 1)
-        if position not in inside and not _is_within_word(text, position, separator)
+        if position not in inside and not _splits_word(text, position, separator)
     )
     return min(gaps, key=lambda position: abs(shares[position] - share), default=len(text))
 
 
-def _is_within_word(text: str, position: int, separator: str) -> bool:
+def _splits_word(text: str, position: int, separator: str) -> bool:
     """Return whether words with spaces between them go on at a position."""
     around = text[max(0, position - 1) : position + 1]
     has_spaces = separator != "" or around.isascii()

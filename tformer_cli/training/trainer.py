@@ -96,8 +96,7 @@ def train(
     """Train a new run to the end, or resume it from its last intact checkpoint.
 
     The end is `max_steps`, or early stopping after `patience` validations without a better one.
-    Processes started by torchrun share the work. `fresh` removes what the folder holds, and begins
-    again. With `live`, a terminal shows curves.
+    Processes of torchrun share the work. `fresh` empties the folder first; `live` draws curves.
 
     Raises:
         TformerError: a file cannot be used, the config changed since the run began, another
@@ -115,9 +114,8 @@ def train(
             # Once begun, a run needs its pretrained run no more.
             if not run.path.exists():
                 pretrained_run(config, run)
-        logger = stack.enter_context(
-            TrainingLogger(run if world.is_main_process else None, config.training, is_live=live)
-        )
+        reported = run if world.is_main_process else None
+        logger = stack.enter_context(TrainingLogger(reported, config.training, is_live=live))
         stack.enter_context(memory_shortage_reported(str(run.path)))
         checkpoint = None
         if world.is_main_process:

@@ -29,7 +29,7 @@ from tformer_cli.translate.backend import (
     resolve_backend,
     shared,
 )
-from tformer_cli.translate.guard import Guard, Retry
+from tformer_cli.translate.inspector import Inspector, Retry
 from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.options import (
     MBR,
@@ -322,11 +322,10 @@ class Translator:
             raise UsageError("`aligned`", what, remedy="leave it out")
         aligner = self.load_aligner() if aligned and self.load_aligner else None
         line_search = LineSearch(self.engine, self.postprocessor, aligner)
-        guard = self._guard(keep, repair, count) if inspected or repair or keep else None
+        inspector = self._inspector(keep, repair, count) if inspected or repair or keep else None
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
         max_positions = self.config.model.max_length
         search = resolve_search(decoding, self.config, max_positions, requiring)
-        again = retry_search(search)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
         preprocessor = self.preprocessor
         tag_ids = preprocessor.encode_tags(tags, self.tags)
@@ -358,20 +357,23 @@ class Translator:
                 on_warning=on_warning,
                 on_draft=on_draft,
             )
-            if guard is not None:
-                retry = Retry(guard, numbered, requests, encode, line_search, again, preprocessor)
-                translations = guard.check(translations, retry)
+            if inspector is not None:
+                again = retry_search(search)
+                retry = Retry(
+                    inspector, numbered, requests, encode, line_search, again, preprocessor
+                )
+                translations = inspector.check(translations, retry)
             yield [
                 TranslatedLine(number, line.text, best)
                 for (line, number), best in zip(numbered, translations, strict=True)
             ]
 
-    def _guard(self, keep: Sequence[str], repair: bool, count: int) -> Guard:
+    def _inspector(self, keep: Sequence[str], repair: bool, count: int) -> Inspector:
         argument = "`repair`" if repair else "`keep`" if keep else None
         if argument is not None and count > 1:
             what = "is for one translation of each line"
             raise UsageError(argument, what, got=str(count), remedy="use `count=1`")
-        return Guard(
+        return Inspector(
             languages=(self.config.data.source_language, self.config.data.target_language),
             kept=KeptSpans.of([*keep, *OPAQUE] if repair else keep),
             inspected_spans=KeptSpans.of([*keep, *OPAQUE]),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.search.engine import OnWarning, Request
-from tformer_cli.text.defects import Defect, Languages, term_defects, text_defects
+from tformer_cli.text.defects import Defect, LanguagePair, term_defects, text_defects
 from tformer_cli.text.spans import KeptSpans, find_spans
 from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.postprocess import Repair, Translation
@@ -22,7 +22,7 @@ Attempt = Iterator[tuple[int, list[Translation]]]
 
 
 @dataclass(frozen=True)
-class Guard:
+class Inspector:
     """Inspects translations, and repairs the best one of each line.
 
     A translation is replaced only by one with fewer defects. If spans to keep are lost in spite of
@@ -36,7 +36,7 @@ class Guard:
         separator: between two words of the target language: a space, or nothing.
     """
 
-    languages: Languages
+    languages: LanguagePair
     inspected_spans: KeptSpans
     kept: KeptSpans
     repairs_all: bool
@@ -93,7 +93,7 @@ class Retry:
 
     def __init__(
         self,
-        guard: Guard,
+        inspector: Inspector,
         lines: Sequence[tuple[InputLine, int]],
         requests: Sequence[list[Request]],
         encode: Encode,
@@ -104,7 +104,7 @@ class Retry:
         """Take the lines of a window and what they were translated by.
 
         Args:
-            guard: inspects the translations.
+            inspector: inspects the translations.
             lines: with their numbers.
             requests: the pieces of each line.
             encode: returns them for a line and its number.
@@ -112,7 +112,7 @@ class Retry:
             search: for all attempts.
             preprocessor: of the requests.
         """
-        self.guard = guard
+        self.inspector = inspector
         self.lines = lines
         self.sources = [line.text for line, _ in lines]
         self.requests = dict(enumerate(requests))
@@ -133,7 +133,7 @@ class Retry:
         A model that has not learned to copy them translates what is around them badly. Further
         attempts are without them too.
         """
-        opaque = self.guard.kept.opaque()
+        opaque = self.inspector.kept.opaque()
         changed = {}
         for index in lines:
             if not opaque.is_kept(self.sources[index], best[index].text):
@@ -160,8 +160,8 @@ class Retry:
             for word in defect.words
         }
         source = self.sources[index]
-        spans = set(self.guard.kept.find(source))
-        if self.guard.repairs_all:
+        spans = set(self.inspector.kept.find(source))
+        if self.inspector.repairs_all:
             spans.update(find_spans(source))
         texts = [span.text for span in sorted(spans) if span.text in lost]
         return [self.preprocessor.require(request, texts) for request in self.requests[index]]
@@ -193,8 +193,8 @@ class Retry:
 
     def _finished(self, index: int, repair: Repair, translation: Translation) -> Translation:
         """Return a translation with the spans that its line was translated without."""
-        source, guard = self.sources[index], self.guard
-        repaired = guard.inspected(source, replace(translation, repair=repair))
+        source, inspector = self.sources[index], self.inspector
+        repaired = inspector.inspected(source, replace(translation, repair=repair))
         if index not in self.cut:
             return repaired
-        return guard.spliced(source, repaired, guard.kept.opaque())
+        return inspector.spliced(source, repaired, inspector.kept.opaque())
