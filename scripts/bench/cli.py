@@ -71,6 +71,11 @@ def show(result: object, as_json: bool, table: Callable[[], str], *notes: str) -
     typer.echo(json.dumps(result, indent=2) if as_json else "\n".join([table(), *notes]))
 
 
+def rounds_on(rounds: int, threads: int) -> str:
+    """Return how often something was measured, and on what."""
+    return f"{rounds} rounds, {hardware(threads)}"
+
+
 def hardware(threads: int) -> str:
     """Return what a benchmark ran on."""
     return f"{threads} threads, torch {torch.__version__}, {hardware_name(CPU)}"

@@ -5,7 +5,6 @@ The text is made here: words of Zipf's frequencies, and sentences as long as tho
 """
 
 import itertools
-import resource
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,15 @@ from typing import Annotated
 import numpy as np
 import typer
 from cli import AsJson, hardware, numbers_in, show
-from harness import aligned, log, own_memory, proc_bytes, run_in_process, watched
+from harness import (
+    aligned,
+    children_cpu_seconds,
+    log,
+    own_memory,
+    proc_bytes,
+    run_in_process,
+    watched,
+)
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import load_config
@@ -98,7 +105,7 @@ class Command:
 
     def __init__(self, *words: str) -> None:
         """Run the command to its end, or until it fails."""
-        started, before = time.perf_counter(), processor_seconds()
+        started, before = time.perf_counter(), children_cpu_seconds()
         self.lines: list[tuple[float, str]] = []  # of standard error, with the time of each
         with (
             subprocess.Popen(
@@ -114,7 +121,7 @@ class Command:
                 self.lines.append((time.perf_counter() - started, line))
             code = process.wait()
         self.seconds = time.perf_counter() - started
-        self.processor_seconds = processor_seconds() - before
+        self.processor_seconds = children_cpu_seconds() - before
         if code:
             last = self.lines[-1][1].strip() if self.lines else f"exit code {code}"
             raise TrainingError(f"tformer {' '.join(words)}", "has failed", got=last)
@@ -123,12 +130,6 @@ class Command:
     def first(self, beginning: str) -> float:
         """Return when the first line came that begins so."""
         return next(seconds for seconds, line in self.lines if line.startswith(beginning))
-
-
-def processor_seconds() -> float:
-    """Return the processor time of the child processes that have ended, and of theirs."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def mib_of(*paths: Path) -> float:

@@ -25,8 +25,8 @@ from cli import (
     Rounds,
     Threads,
     VocabSize,
-    hardware,
     names_in,
+    rounds_on,
     show,
 )
 from decode_baselines import BASELINES, Setting, Task
@@ -211,7 +211,6 @@ def compare_one(
         speeds = play_rounds(
             workers, options.rounds, lambda name: workers[name].speed(sources[name]), "sentences/s"
         )
-        results["process"] = {name: worker.ask(settings=True) for name, worker in workers.items()}
     return summary(speeds) | results
 
 
@@ -339,7 +338,7 @@ def decode(
         for (name, path), condition in itertools.product(runs, columns)
     }
     tables = lambda: "\n\n".join(table(*item) for item in results.items())  # noqa: E731
-    show(results, as_json, tables, f"{rounds} rounds, {hardware(threads)}")
+    show(results, as_json, tables, rounds_on(rounds, threads))
 
 
 if __name__ == "__main__":

@@ -365,8 +365,4 @@ def answer(baseline: Baseline, request: dict[str, Any]) -> dict[str, Any]:
             started = time.perf_counter()
             texts = [text for part in parts for text in baseline.translate(part)]
             return {"seconds": time.perf_counter() - started, "texts": texts}
-        case {"settings": True}:
-            from harness import process_report
-
-            return process_report()
     raise ValueError(f"unknown request: {request}")

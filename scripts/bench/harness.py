@@ -4,18 +4,18 @@ As a script it calls a function of this folder: python harness.py MODULE.FUNCTIO
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any, Literal, Self, get_args
 
 from tformer_cli.errors import TrainingError
@@ -28,8 +28,6 @@ Condition = Literal["default", "tuned"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 SETTINGS = ENVIRONMENT | ALLOCATOR
-# Far above the size from which glibc maps memory by default.
-PROBE_BYTES = 64 * 2**20
 SAMPLE_SECONDS = 0.02
 PROC = Path("/proc")
 
@@ -38,27 +36,6 @@ def environment(condition: Condition) -> dict[str, str]:
     """Return all environment variables of a process in a condition; those of the user stay."""
     users = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     return users | (SETTINGS if condition == "tuned" else {})
-
-
-def process_report() -> dict[str, str | bool | None]:
-    """Return the settings in force in this process: variables, and whether malloc keeps memory."""
-    return {name: os.environ.get(name) for name in SETTINGS} | {
-        "keeps_freed_memory": _keeps_freed_memory()
-    }
-
-
-def _keeps_freed_memory() -> bool | None:
-    """Return whether a large buffer stays with the process; None where /proc does not tell."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    libc.malloc.argtypes = [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    buffer = libc.malloc(PROBE_BYTES)
-    held = proc_bytes()["VmSize"]
-    libc.free(buffer)
-    return held - proc_bytes()["VmSize"] < PROBE_BYTES
 
 
 # ------------------------------------------------------------------------------------- processes
@@ -141,7 +118,13 @@ def main(call: str, arguments: str) -> None:
         sys.exit(1)
 
 
-# ---------------------------------------------------------------------------------------- memory
+# ----------------------------------------------------------------------- memory, processor time
+
+
+def children_cpu_seconds() -> float:
+    """Return the processor time of the child processes that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def family_memory(process: int) -> int:
@@ -251,6 +234,19 @@ def median_and_range(numbers: Sequence[float]) -> str:
     """Return the median of some rounds, with minimum and maximum."""
     least, most = two_digits(min(numbers)), two_digits(max(numbers))
     return f"{two_digits(median(numbers))} ({least}-{most})"
+
+
+def mean_and_deviation(numbers: Sequence[float], form: str = ".2f") -> str:
+    """Return the mean of some seeds, with the standard deviation where there are several."""
+    mean = format(fmean(numbers), form)
+    return mean if len(numbers) == 1 else f"{mean} ± {stdev(numbers):{form}}"
+
+
+def columns_table(corner: str, columns: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a table of columns, each with its cells by row; all rows of all columns."""
+    rows = dict.fromkeys(row for cells in columns.values() for row in cells)
+    body = ([row, *(cells.get(row, "") for cells in columns.values())] for row in rows)
+    return aligned([[corner, *columns], *body])
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> str:

@@ -20,17 +20,14 @@ from train import benchmark_config
 from train_baselines import Ours, Task
 
 from tformer_cli.cli.entry import new_app, run
-from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.training import AdamWConfig
-from tformer_cli.corpus.reader import read_pairs, read_texts
-from tformer_cli.corpus.store_builder import training_store
+from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.kernels.attention import AttentionMask, kernel_attend, naive_attend
 from tformer_cli.model.blocks.residual import build_norm
 from tformer_cli.padding import pad_rows
 from tformer_cli.process import tune_allocator
-from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
 from tformer_cli.training.optim import build_schedule
 from tformer_cli.translate.translator import Translator
@@ -171,15 +168,6 @@ def perplexity_ratios(task: Task, steps: int) -> dict[str, float]:
     }
 
 
-def task_of(config: Config) -> Task:
-    """Return the training of a config, with its text."""
-    tokenizers = build_tokenizers(
-        config.tokenizer, lambda: read_texts(config.data.train), config.seed
-    )
-    store, _ = training_store(config.data, tokenizers)
-    return Task(config, tokenizers, store, torch.float32)
-
-
 def lines(result: dict[str, Any], steps: int) -> str:
     """Return the ratios as lines."""
     texts = [
@@ -226,7 +214,7 @@ def parts(
     tune_allocator()
     tiny = benchmark_config(data, "tiny", vocab_size=8000)
     adamw = replace(tiny.training, optimizer=AdamWConfig(learning_rate=2.5e-3), batch_tokens=2048)
-    task = task_of(replace(tiny, model=BASE, training=adamw))
+    task = Task.of(replace(tiny, model=BASE, training=adamw))
     result: dict[str, Any] = {
         "layer_norm": {
             str(dim): norm_ratio(dim, rows=2048, rounds=20 * rounds) for dim in (128, 512)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import torch
 import typer
-from cli import CPU, AsJson, Rounds, Threads, hardware, show
+from cli import CPU, AsJson, Rounds, Threads, rounds_on, show
 from harness import aligned, median_and_range, play_rounds, ratios
 from sweep import UNCHANGED, Variants, settings_of, title_of
 
@@ -99,7 +99,7 @@ def step_cost(
             turn(variant)
         speeds = play_rounds(trainings, rounds, turn, "target tokens/s")
     result = {title_of(variant): own for variant, own in speeds.items()}
-    show(result, as_json, lambda: table(speeds), f"{rounds} rounds, {hardware(threads)}")
+    show(result, as_json, lambda: table(speeds), rounds_on(rounds, threads))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from cli import (
     Rounds,
     Threads,
     VocabSize,
-    hardware,
     names_in,
+    rounds_on,
     show,
 )
 from flops import gemm_flops, training_flops
@@ -36,13 +36,13 @@ from harness import (
     CONDITIONS,
     Condition,
     Worker,
-    aligned,
+    columns_table,
     log,
     median_and_range,
     play_rounds,
     ratios,
 )
-from train_baselines import BASELINES, Measurement
+from train_baselines import BASELINES, Measurement, Task
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import data_files, dump_config
@@ -52,13 +52,9 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
 from tformer_cli.corpus.batch import epoch_plans
-from tformer_cli.corpus.reader import read_texts
-from tformer_cli.corpus.store import TokenStore
-from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
 # Marian's design, with its dropout, so that all train one network.
 NETWORK = EncoderDecoderConfig(
@@ -79,6 +75,7 @@ def network(dim: int, layers: int, heads: int, feedforward_dim: int) -> EncoderD
 SIZES = {"tiny": network(128, 4, 4, 256), "small": network(256, 3, 8, 1024)}
 # The name of matrix products among those that take turns.
 GEMM = "GEMM"
+WARM_UP_STEPS = 10
 TRAINING = TrainingConfig(
     optimizer=AdamWConfig(learning_rate=1e-3), label_smoothing=0.1, batch_tokens=4096
 )
@@ -113,64 +110,54 @@ def multi30k_text(folder: Path, split: str) -> dict[str, Path]:
 
 
 def compare(
-    config: Config,
-    tokenizers: Tokenizers,
-    store: TokenStore,
+    task: Task,
     *,
     precisions: Sequence[str],
     condition: Condition,
     threads: int,
     rounds: int,
-    warm_up: int,
-    turn: dict[str, float],
+    seconds: float,
     quality_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Let all baselines train one network in turns of some `max_steps` or `seconds`.
+    """Let all baselines train one network in turns of some seconds.
 
     The textbook has float32 alone. After `quality_tokens` target tokens tformer and Marian are
     validated, in trainings of their own.
     """
-    entries = [
-        (name, precision)
-        for precision in precisions
-        for name in BASELINES
-        if name != "textbook" or precision == "float32"
-    ]
-    turns: dict[str, list[Measurement]] = {}
+    memory: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        write_text(run.config_file, dump_config(config))
-        tokenizers.save(run.tokenizer)
+        write_text(run.config_file, dump_config(task.config))
+        task.tokenizers.save(run.tokenizer)
         workers = {
             name if precision == "float32" else f"{name} {precision}": stack.enter_context(
-                training_worker(
-                    name, run, precision, threads=threads, warm_up=warm_up, condition=condition
-                )
+                training_worker(name, run, precision, threads=threads, condition=condition)
             )
-            for name, precision in entries
+            for precision in precisions
+            for name in BASELINES
+            if name != "textbook" or precision == "float32"
         }
-        settings = {entry: worker.ask(settings=True) for entry, worker in workers.items()}
 
         def speed(entry: str) -> float:
             if entry == GEMM:
                 return gemm_flops(CPU, torch.float32, size=2048, seconds=0.5) / 1e9
-            measured = Measurement(**workers[entry].ask(**turn))
-            turns.setdefault(entry, []).append(measured)
+            measured = Measurement(**workers[entry].ask(seconds=seconds))
+            memory[entry] = measured.rss_mib
             return measured.tokens_per_second
 
         speeds = play_rounds([*workers, GEMM], rounds, speed, "target tokens/s, GFLOP/s")
         valid_loss = None
         if quality_tokens is not None:
-            steps = _num_batches(config, store, quality_tokens)
+            steps = _num_batches(task, quality_tokens)
             ours, hf = (workers[name].ask(validate_after=steps) for name in ("ours", "hf"))
             assert ours["num_tokens"] == hf["num_tokens"]
             losses = {"ours": ours["valid_loss"], "hf": hf["valid_loss"]}
             valid_loss = {"target_tokens": ours["num_tokens"], **losses}
-    lengths = store.source_lengths + 1, store.target_lengths + 1
-    flops = training_flops(config.model, tokenizers.target.size, *lengths)
-    flops_per_token = flops / int(np.sum(lengths[1]))
-    results = summary(speeds, turns, flops_per_token)
-    return results | {"valid_loss": valid_loss, "settings": settings}
+    lengths = task.store.source_lengths + 1, task.store.target_lengths + 1
+    flops = training_flops(task.config.model, task.tokenizers.target.size, *lengths)
+    results = summary(speeds, flops / int(np.sum(lengths[1])))
+    peaks = {name: memory[name] for name in BASELINES}
+    return results | {"rss_mib": peaks, "valid_loss": valid_loss}
 
 
 def training_worker(
@@ -179,7 +166,6 @@ def training_worker(
     precision: str = "float32",
     *,
     threads: int,
-    warm_up: int = 10,
     condition: Condition = "tuned",
 ) -> Worker:
     """Start a baseline on the config and the tokenizers of a run folder."""
@@ -190,28 +176,25 @@ def training_worker(
         precision=precision,
         threads=threads,
         folder=str(run.path),
-        warm_up=warm_up,
+        warm_up=WARM_UP_STEPS,
     )
 
 
-def _num_batches(config: Config, store: TokenStore, num_tokens: int) -> int:
+def _num_batches(task: Task, num_tokens: int) -> int:
     """Return how many of our batches hold about so many target tokens."""
+    config, store = task.config, task.store
     plans = epoch_plans(store, batch_tokens=config.training.batch_tokens, seed=config.seed)
     return math.ceil(num_tokens * len(plans[0]) / int(np.sum(store.target_lengths + 1)))
 
 
-def summary(
-    speeds: Mapping[str, Sequence[float]],
-    turns: Mapping[str, Sequence[Measurement]],
-    flops_per_token: float,
-) -> dict[str, Any]:
+def summary(speeds: Mapping[str, Sequence[float]], flops_per_token: float) -> dict[str, Any]:
     """Return medians over the rounds; `rounds` has the numbers of each round.
 
     `speeds` are those of each entry, and of matrix products in GFLOP/s.
     """
 
     def best(name: str) -> Sequence[float]:
-        return max((speeds[entry] for entry in turns if entry.split()[0] == name), key=median)
+        return max((speeds[entry] for entry in speeds if entry.split()[0] == name), key=median)
 
     by_round = {
         **{name: speeds[name] for name in BASELINES},
@@ -221,16 +204,10 @@ def summary(
         "ratio_hf_best": ratios(best("ours"), best("hf")),
         "ratio_textbook": ratios(speeds["ours"], speeds["textbook"]),
     }
-    ours = turns["ours"]
-    num_tokens = sum(turn.num_tokens for turn in ours)
     return {
         **{name: median(numbers) for name, numbers in by_round.items()},
         "rounds": by_round,
-        "gemm_gflops": median(speeds[GEMM]),
         "gemm_share": median(ratios(speeds["ours"], speeds[GEMM])) * flops_per_token / 1e9,
-        "padding": 1 - num_tokens / sum(turn.num_positions for turn in ours),
-        "page_faults": sum(turn.page_faults for turn in ours) / sum(turn.steps for turn in ours),
-        "rss_mib": {name: turns[name][-1].rss_mib for name in BASELINES},
     }
 
 
@@ -244,28 +221,21 @@ MEDIANS = {
     "  each at its best": "ratio_hf_best",
     "tformer / textbook": "ratio_textbook",
 }
-SHARES = {
-    "share of GEMM peak": ("gemm_share", ".0%"),
-    "padding": ("padding", ".1%"),
-    "page faults per step": ("page_faults", ",.0f"),
-}
 TITLES = {"ours": "tformer", "hf": "transformers' Marian", "textbook": "textbook"}
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """Return a table with a column for each size and condition."""
-    columns = list(results.values())
-    rows = [["", *results]]
-    for title, key in MEDIANS.items():
-        rows.append([title, *(median_and_range(column["rounds"][key]) for column in columns)])
-    for title, (key, form) in SHARES.items():
-        rows.append([title, *(format(column[key], form) for column in columns)])
+def cells(result: dict[str, Any]) -> dict[str, str]:
+    """Return the column of one size and condition."""
+    column = {title: median_and_range(result["rounds"][key]) for title, key in MEDIANS.items()}
+    column["share of GEMM peak"] = f"{result['gemm_share']:.0%}"
     for title, key, form in (("peak MiB", "rss_mib", ",.0f"), ("valid loss", "valid_loss", ".4f")):
-        if all(column[key] for column in columns):
-            for name in (name for name in TITLES if name in columns[0][key]):
-                cells = (format(column[key][name], form) for column in columns)
-                rows.append([f"{title}: {TITLES[name]}", *cells])
-    return aligned(rows)
+        values = result[key] or {}
+        column |= {
+            f"{title}: {TITLES[name]}": format(values[name], form)
+            for name in TITLES
+            if name in values
+        }
+    return column
 
 
 app = new_app(add_completion=False)
@@ -278,16 +248,12 @@ def train(
         str, typer.Option(help="tiny: 4+4 layers of width 128; small: 3+3 of 256.")
     ] = ",".join(SIZES),
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a turn.")] = 5.0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps of a turn, in place of --seconds.")
-    ] = None,
     rounds: Rounds = 5,
     precision: Annotated[
         Literal["float32", "both"],
         typer.Option(help="both: tformer and Marian in bfloat16 as well, each at its best."),
     ] = "both",
     conditions: Conditions = ALL_CONDITIONS,
-    warm_up: Annotated[int, typer.Option(min=1, help="Steps of each before its turns.")] = 10,
     threads: Threads = 2,
     vocab_size: VocabSize = 10_000,
     quality_tokens: Annotated[
@@ -314,25 +280,22 @@ def train(
     columns = names_in("--conditions", conditions, CONDITIONS, "condition")
     torch.set_num_threads(threads)
     configs = {name: benchmark_config(data, name, vocab_size) for name in names}
-    first = configs[names[0]]
-    tokenizers = build_tokenizers(first.tokenizer, lambda: read_texts(first.data.train), first.seed)
-    store, _ = training_store(first.data, tokenizers)
+    # Text and vocabulary are the same for all sizes.
+    task = Task.of(configs[names[0]])
     results = {}
     for (name, config), condition in itertools.product(configs.items(), columns):
         log(f"{name} {condition}")
         results[f"{name} {condition}"] = compare(
-            config,
-            tokenizers,
-            store,
+            replace(task, config=config),
             condition=condition,
-            warm_up=warm_up,
             precisions=("float32", "bfloat16") if precision == "both" else ("float32",),
             threads=threads,
             rounds=rounds,
-            turn={"seconds": seconds} if steps is None else {"max_steps": steps},
+            seconds=seconds,
             quality_tokens=quality_tokens,
         )
-    show(results, as_json, lambda: table(results), f"{rounds} rounds, {hardware(threads)}")
+    columns_of = {name: cells(result) for name, result in results.items()}
+    show(results, as_json, lambda: columns_table("", columns_of), rounds_on(rounds, threads))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ batches.
 """
 
 import itertools
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,6 @@ import torch
 from baseline_marian import marian_like, marian_steps, max_positions, mean_nll
 from baseline_textbook import TextbookModel
 from flops import CPU
-from harness import process_report
 from torch import nn
 
 from tformer_cli.config.load import load_config
@@ -32,33 +30,17 @@ from tformer_cli.corpus.batch import (
     epoch_plans,
     training_micro_batches,
 )
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store, training_store
 from tformer_cli.device import derive_seed, peak_memory, resolve_precision
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, reference_likelihood
 from tformer_cli.model.network import Network
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import PAD_ID
 from tformer_cli.training.setup import init_model
 from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, train_steps
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Some optimizer steps in a row."""
-
-    steps: int
-    num_tokens: int  # target tokens with a loss: EOS has one, BOS and padding have none
-    num_positions: int  # the same with padding
-    seconds: float  # wall-clock time, making the batches included
-    page_faults: int
-    rss_mib: float  # peak since the process began
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Target tokens per second."""
-        return self.num_tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +50,17 @@ class Task:
     config: Config
     tokenizers: Tokenizers
     store: TokenStore
-    precision: torch.dtype
+    precision: torch.dtype = torch.float32
     device: torch.device = CPU
+
+    @classmethod
+    def of(cls, config: Config, tokenizers: Tokenizers | None = None) -> "Task":
+        """Return the training of a config, with its text; without tokenizers they are built."""
+        tokenizers = tokenizers or build_tokenizers(
+            config.tokenizer, lambda: read_texts(config.data.train), config.seed
+        )
+        store, _ = training_store(config.data, tokenizers)
+        return cls(config, tokenizers, store)
 
     def our_model(self) -> Network:
         """Return our model with its initial weights."""
@@ -202,21 +193,17 @@ def serve_training(
     name: str, precision: str, threads: int, folder: str, warm_up: int
 ) -> Callable[[dict[str, Any]], object]:
     """Return what trains when asked to, by the config and the tokenizers of a folder."""
-    settings = process_report()
     torch.set_num_threads(threads)
     run = RunDirectory(Path(folder))
-    config, tokenizers = load_config(run.config_file), load_tokenizers(run.tokenizer)
-    store, _ = training_store(config.data, tokenizers)
-    task = Task(config, tokenizers, store, resolve_precision(precision, CPU))
+    task = Task.of(load_config(run.config_file), load_tokenizers(run.tokenizer))
+    task = replace(task, precision=resolve_precision(precision, CPU))
     baseline = BASELINES[name](task)
-    batches, fed = itertools.tee(baseline.batches())
-    steps = zip(batches, baseline.losses(fed), strict=False)
-    measure(steps, max_steps=warm_up)
+    steps = steps_of(baseline.batches(), baseline.losses)
+    for _ in itertools.islice(steps, warm_up):
+        pass
 
     def answer(request: dict[str, Any]) -> object:
         match request:
-            case {"settings": True}:
-                return settings
             case {"validate_after": num_steps}:
                 return validated(BASELINES[name](task.with_schedule(num_steps, num_steps // 10)))
         return asdict(measure(steps, **request))
@@ -224,30 +211,54 @@ def serve_training(
     return answer
 
 
-def measure(
-    steps: Iterator[tuple[Batch, float]],
-    *,
-    max_steps: int | None = None,
-    seconds: float | None = None,
-) -> Measurement:
-    """Take a number of steps, or steps until some seconds have passed."""
-    faults, started = _page_faults(), time.perf_counter()
-    num_steps = num_tokens = num_positions = 0
-    elapsed = 0.0
-    while num_steps != max_steps and (seconds is None or elapsed < seconds):
-        batch, _ = next(steps)
-        num_steps += 1
-        num_tokens += batch.num_target_tokens
-        num_positions += batch.target_out.numel()
-        elapsed = time.perf_counter() - started
-    return Measurement(
-        steps=num_steps,
-        num_tokens=num_tokens,
-        num_positions=num_positions,
-        seconds=elapsed,
-        page_faults=_page_faults() - faults,
-        rss_mib=peak_memory(CPU) / 2**20,
-    )
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An optimizer step that has been taken."""
+
+    batch: Batch
+    loss: float  # smoothed, per target token before the step, in nats
+    seconds: float  # wall-clock time, making the batch included
+    loading_seconds: float  # of these, waiting for the batch
+
+
+def steps_of(
+    batches: Iterable[Batch], losses: Callable[[Iterable[Batch]], Iterator[float]]
+) -> Iterator[Step]:
+    """Take a step for each batch, and time it."""
+    batches, fed = itertools.tee(batches)
+    taken = losses(fed)
+    started = time.perf_counter()
+    for batch in batches:
+        loaded = time.perf_counter()
+        loss = next(taken)
+        ended = time.perf_counter()
+        yield Step(batch, loss, ended - started, loaded - started)
+        started = time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Some optimizer steps in a row."""
+
+    num_tokens: int  # target tokens with a loss: EOS has one, BOS and padding have none
+    seconds: float
+    rss_mib: float  # peak since the process began
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Target tokens per second."""
+        return self.num_tokens / self.seconds
+
+
+def measure(steps: Iterator[Step], seconds: float) -> Measurement:
+    """Take steps until some seconds have passed, one at least."""
+    num_tokens, elapsed = 0, 0.0
+    for step in steps:
+        num_tokens += step.batch.num_target_tokens
+        elapsed += step.seconds
+        if elapsed >= seconds:
+            break
+    return Measurement(num_tokens, elapsed, peak_memory(CPU) / 2**20)
 
 
 def validated(baseline: Ours | Marian) -> dict[str, float]:
@@ -258,7 +269,3 @@ def validated(baseline: Ours | Marian) -> dict[str, float]:
         pass
     num_tokens = sum(batch.num_target_tokens for batch in batches)
     return {"num_tokens": num_tokens, "valid_loss": baseline.valid_loss()}
-
-
-def _page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

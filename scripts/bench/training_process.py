@@ -7,7 +7,6 @@ standard input is closed: it saves and ends with the process that started it, ho
 import contextlib
 import json
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from harness import Worker, process_report
+from harness import Worker, children_cpu_seconds
 from training_runs import RUNS, TrainingRun
 
 from tformer_cli.config.load import dump_config, load_config
@@ -64,12 +63,6 @@ class Clock:
         return self.checkpoints.get(checkpoint.name, self.seconds)
 
 
-def children_cpu_seconds() -> float:
-    """Return the processor time of the child processes that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 def train_in_process(training: TrainingRun, *, threads: int, seconds: float = float("inf")) -> None:
     """Train in a process of its own, which always saves, until its steps have taken `seconds`."""
     config_file = training.run.path.with_suffix(".yaml")
@@ -111,7 +104,6 @@ def serve_run(
     torch.set_num_threads(threads)
     file = Path(config_file)
     training = RUNS[name](load_config(file), RunDirectory(file.with_suffix("")), **options)
-    write_json(file.with_suffix(".settings.json"), process_report())
     watch = threading.Thread(target=end_in_time, args=(training, seconds), daemon=True)
     watch.start()
     with contextlib.suppress(Interrupted):

@@ -22,9 +22,9 @@ from ablation import (
     variant,
 )
 from cli import CPU, ROOT
-from parts import ATTENTIONS, attention_cost, norm_ratio, task_of
+from parts import ATTENTIONS, attention_cost, norm_ratio
 from toy import write_toy
-from train_baselines import Ours
+from train_baselines import Ours, Task
 from typer.testing import CliRunner
 
 from tformer_cli.config.load import load_config
@@ -143,7 +143,7 @@ def test_a_norm_and_both_attentions_are_timed():
 
 @pytest.fixture
 def task(tmp_path):
-    return task_of(load_config(write_toy(tmp_path / "data", pairs=60)))
+    return Task.of(load_config(write_toy(tmp_path / "data", pairs=60)))
 
 
 def test_the_cache_is_timed_by_length(task, monkeypatch):

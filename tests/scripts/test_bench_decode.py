@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import decode
-import harness
 import pytest
 import torch
 from decode import DecodeWorker, Options, app, compare, speeds_by_setting, summary, table
@@ -305,19 +304,6 @@ def test_processes_of_generate_end_with_their_setting(baseline):
     marian.use(Setting(2))
     assert marian.pool is None
     assert not any(child.is_alive() for child in children)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("condition", harness.CONDITIONS)
-def test_all_of_a_condition_have_one_environment_and_one_allocator(condition, run, exports):
-    task = Task(str(run.path), str(exports), 1, alone=False, threads=1, condition=condition)
-    reports = []
-    for name in ("ours", "hf", "ctranslate2_float32"):
-        with DecodeWorker(name, task) as worker:
-            reports.append(worker.ask(settings=True))
-    assert reports[0] == reports[1] == reports[2]
-    assert reports[0]["keeps_freed_memory"] in (condition == "tuned", None)
-    assert (reports[0]["MALLOC_MMAP_MAX_"] == "0") == (condition == "tuned")
 
 
 def test_settings_say_batch_and_workers():

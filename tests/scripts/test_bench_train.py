@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -14,9 +15,11 @@ import harness
 import numpy as np
 import pytest
 import torch
+import train
+import train_baselines
 from baseline_textbook import TextbookModel
 from flops import training_flops
-from harness import CONDITIONS, play_rounds, two_digits
+from harness import CONDITIONS, Condition, columns_table, play_rounds, two_digits
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,21 +30,29 @@ from train import (
     SIZES,
     app,
     benchmark_config,
+    cells,
     summary,
-    table,
     training_worker,
 )
-from train_baselines import BASELINES, Marian, Measurement, Ours, Task, Textbook, measure
+from train_baselines import (
+    BASELINES,
+    Marian,
+    Measurement,
+    Ours,
+    Step,
+    Task,
+    Textbook,
+    measure,
+    steps_of,
+)
 from typer.testing import CliRunner
 
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.text.vocabulary import PAD_ID
 
 SMALLEST = replace(
@@ -72,9 +83,7 @@ def task(folder: Path) -> Task:
         model=SMALLEST,
         training=replace(config.training, batch_tokens=300),
     )
-    tokenizers = build_tokenizers(config.tokenizer, lambda: read_texts(config.data.train), 1)
-    store, _ = training_store(config.data, tokenizers)
-    return Task(config, tokenizers, store, torch.float32)
+    return Task.of(config)
 
 
 def without_dropout(task: Task) -> Task:
@@ -88,10 +97,11 @@ def sentence_tokens(task: Task, batch: Batch) -> int:
 
 
 @pytest.mark.slow
-def test_json_has_the_results_of_each_size(folder):
+def test_json_has_the_results_of_each_size(folder, monkeypatch):
+    monkeypatch.setattr(train, "WARM_UP_STEPS", 1)
     options = (
-        "--sizes tiny --steps 1 --rounds 1 --threads 1 --precision float32 --vocab-size 300 "
-        "--conditions tuned --warm-up 1"
+        "--sizes tiny --seconds 0.1 --rounds 1 --threads 1 --precision float32 --vocab-size 300 "
+        "--conditions tuned"
     )
     printed = CliRunner().invoke(
         app,
@@ -101,10 +111,6 @@ def test_json_has_the_results_of_each_size(folder):
     results = json.loads(printed.stdout)
     assert results.keys() == {"tiny tuned"}
     tiny = results["tiny tuned"]
-    assert tiny["settings"].keys() == {"ours", "hf", "textbook"}
-    alike = {json.dumps(report, sort_keys=True) for report in tiny["settings"].values()}
-    assert len(alike) == 1
-    assert tiny["settings"]["hf"]["keeps_freed_memory"] in (True, None)
     assert tiny["ratio_hf"] == pytest.approx(tiny["ours"] / tiny["hf"])
     assert tiny["ratio_textbook"] == pytest.approx(tiny["ours"] / tiny["textbook"])
     # Without bfloat16 each is at its best in float32.
@@ -113,9 +119,6 @@ def test_json_has_the_results_of_each_size(folder):
     assert tiny["ratio_hf_best"] == tiny["ratio_hf"]
     # On a loaded machine a product may come out slower than a step.
     assert tiny["gemm_share"] > 0
-    assert tiny["gemm_gflops"] > 0
-    assert 0 <= tiny["padding"] < 1
-    assert tiny["page_faults"] >= 0
     assert tiny["rss_mib"].keys() == {"ours", "hf", "textbook"}
     assert all(100 < mib < 10_000 for mib in tiny["rss_mib"].values())
     # One batch has more than the nine tokens asked for.
@@ -126,12 +129,10 @@ def test_json_has_the_results_of_each_size(folder):
 
 def test_all_count_the_same_tokens_of_the_same_batches(task):
     batches = list(itertools.islice(task.bucketed_batches(), 3))
-    expected = [(sentence_tokens(task, batch), batch.target_in.numel()) for batch in batches]
+    expected = [sentence_tokens(task, batch) for batch in batches]
     for baseline in BASELINES.values():
-        steps = zip(batches, baseline(task).losses(batches), strict=True)
-        for num_tokens, num_positions in expected:
-            measured = measure(steps, max_steps=1)
-            assert (measured.num_tokens, measured.num_positions) == (num_tokens, num_positions)
+        steps = steps_of(batches, baseline(task).losses)
+        assert [measure(steps, 0.0).num_tokens for _ in batches] == expected
 
 
 def test_ours_and_marian_see_the_same_batches_in_turn(task):
@@ -216,27 +217,17 @@ def test_operations_are_those_that_torch_counts(size):
     assert counter.get_total_flops() == pytest.approx(expected)
 
 
-def turn(num_tokens: int, **changes) -> Measurement:
-    defaults = {"steps": 2, "num_positions": 800, "seconds": 2.0, "page_faults": 6, "rss_mib": 9.0}
-    return Measurement(num_tokens=num_tokens, **(defaults | changes))
-
-
 def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
     # The machine is half as fast in the second round.
-    tokens = {
-        "ours": [800, 400, 720],
-        "hf": [400, 200, 480],
-        "textbook": [200, 50, 240],
-        "ours bfloat16": [900, 420, 960],
-        "hf bfloat16": [300, 100, 240],
+    speeds = {
+        "ours": [400.0, 200.0, 360.0],
+        "hf": [200.0, 100.0, 240.0],
+        "textbook": [100.0, 25.0, 120.0],
+        "ours bfloat16": [450.0, 210.0, 480.0],
+        "hf bfloat16": [150.0, 50.0, 120.0],
+        GEMM: [0.004, 0.002, 0.004],
     }
-    mib = {"hf": 20.0, "textbook": 40.0}
-    turns = {
-        name: [turn(count, rss_mib=mib.get(name, 9.0)) for count in counts]
-        for name, counts in tokens.items()
-    }
-    speeds = {name: [turn.tokens_per_second for turn in played] for name, played in turns.items()}
-    assert summary(speeds | {GEMM: [0.004, 0.002, 0.004]}, turns, 2000.0) == {
+    assert summary(speeds, 2000.0) == {
         "ours": 360.0,
         "hf": 200.0,
         "textbook": 100.0,
@@ -245,10 +236,7 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
         "ratio_hf": 2.0,
         "ratio_hf_best": 2.1,
         "ratio_textbook": 4.0,
-        "gemm_gflops": 0.004,
         "gemm_share": pytest.approx(0.2),
-        "padding": pytest.approx(1 - 1920 / 2400),
-        "page_faults": 3.0,
         "rounds": {
             "ours": [400.0, 200.0, 360.0],
             "hf": [200.0, 100.0, 240.0],
@@ -259,18 +247,21 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
             "ratio_hf_best": [2.25, 2.1, 2.0],
             "ratio_textbook": [4.0, 8.0, 3.0],
         },
-        "rss_mib": {"ours": 9.0, "hf": 20.0, "textbook": 40.0},
     }
 
 
-def test_measurement_ends_with_its_steps_or_its_seconds(task):
+def test_a_turn_takes_steps_until_its_seconds_have_passed(task, monkeypatch):
     batches = list(itertools.islice(task.bucketed_batches(), 3))
-    steps = zip(batches, Ours(task).losses(batches), strict=True)
-    assert measure(steps, max_steps=2).steps == 2
-    measured = measure(steps, seconds=1e-9)
-    assert measured.steps == 1
-    assert measured.tokens_per_second == measured.num_tokens / measured.seconds
-    assert measured.num_tokens <= measured.num_positions <= 300
+    # A batch takes a second by this clock, and its step two.
+    clock = itertools.accumulate(itertools.cycle([1.0, 2.0]), initial=0.0)
+    monkeypatch.setattr(train_baselines.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(train_baselines, "peak_memory", lambda _: 3 * 2**20)
+    steps = steps_of(batches, lambda fed: (0.5 for _ in fed))
+    measured = measure(steps, seconds=4.0)
+    num_tokens = sum(batch.num_target_tokens for batch in batches[:2])
+    assert measured == Measurement(num_tokens, seconds=6.0, rss_mib=3.0)
+    assert measured.tokens_per_second == num_tokens / 6.0
+    assert next(steps) == Step(batches[2], loss=0.5, seconds=3.0, loading_seconds=1.0)
 
 
 def test_table_reads_as_a_column_a_size():
@@ -286,8 +277,6 @@ def test_table_reads_as_a_column_a_size():
             "ratio_textbook": [4.6, 12.4],
         },
         "gemm_share": 0.437,
-        "padding": 0.0215,
-        "page_faults": 1234.5,
         "rss_mib": {"ours": 1024.0, "hf": 1536.0, "textbook": 4300.0},
         "valid_loss": {"ours": 2.00004, "hf": 2.01, "target_tokens": 5},
     }
@@ -301,8 +290,6 @@ def test_table_reads_as_a_column_a_size():
         ("  each at its best", "1.3 (1.3-1.3)"),
         ("tformer / textbook", "8.5 (4.6-12)"),
         ("share of GEMM peak", "44%"),
-        ("padding", "2.1%"),
-        ("page faults per step", "1,234"),
         ("peak MiB: tformer", "1,024"),
         ("peak MiB: transformers' Marian", "1,536"),
         ("peak MiB: textbook", "4,300"),
@@ -314,9 +301,11 @@ def test_table_reads_as_a_column_a_size():
         head = f"{'':<{width}}{'tiny':>22}{'small':>22}"
         return [head, *(f"{title:<{width}}{cell:>22}{cell:>22}" for title, cell in rows)]
 
-    assert table({"tiny": size, "small": size}).split("\n") == lines(32, rows)
-    without = table({"tiny": size, "small": size | {"valid_loss": None}})
-    assert without.split("\n") == lines(30, rows[:-2])
+    table = columns_table("", dict.fromkeys(("tiny", "small"), cells(size)))
+    assert table.split("\n") == lines(32, rows)
+    without = cells(size | {"valid_loss": None})
+    table = columns_table("", {"tiny": without, "small": without})
+    assert table.split("\n") == lines(30, rows[:-2])
 
 
 def test_baseline_that_fails_is_named(tmp_path, monkeypatch):
@@ -325,7 +314,7 @@ def test_baseline_that_fails_is_named(tmp_path, monkeypatch):
         training_worker("hf", RunDirectory(tmp_path), threads=1) as worker,
         pytest.raises(TrainingError) as raised,
     ):
-        worker.ask(max_steps=1)
+        worker.ask(seconds=0.1)
     assert str(raised.value) == "hf: has failed (exit code 1); see its output above"
 
 
@@ -378,39 +367,39 @@ def test_a_process_returns_its_result_or_says_what_failed(capfd):
     assert printed.out == ""
 
 
+def reports(condition: Condition, code: str) -> list[dict]:
+    """The settings of a process of a condition before and after it runs some code."""
+    code = f"import json; before = report()\n{code}\nprint(json.dumps([before, report()]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"from allocation import report\n{code}"],
+        env=harness.environment(condition) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_process_of_a_condition_has_its_environment_and_its_allocator(condition, monkeypatch):
     """A variable of the user changes nothing: all of a column are measured alike."""
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    code = "import json, harness; print(json.dumps(harness.process_report()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(harness.__file__).parent,
-        env=harness.environment(condition),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    report = json.loads(done.stdout)
-    keeps = report.pop("keeps_freed_memory")
+    report, _ = reports(condition, "")
     is_tuned = condition == "tuned"
-    assert keeps in (is_tuned, None)
+    assert report.pop("keeps_freed_memory") in (is_tuned, None)
     assert report == (harness.SETTINGS if is_tuned else dict.fromkeys(harness.SETTINGS))
 
 
 def test_the_allocator_of_the_variables_is_that_of_tune_allocator():
-    code = (
-        "import harness; from tformer_cli.process import tune_allocator; "
-        "before = harness.process_report(); tune_allocator(); "
-        "print(before['keeps_freed_memory'], harness.process_report()['keeps_freed_memory'])"
-    )
-    folder, env = Path(harness.__file__).parent, harness.environment("default")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout in ("False True\n", "None None\n")
+    code = "from tformer_cli.process import tune_allocator; tune_allocator()"
+    keep = [report["keeps_freed_memory"] for report in reports("default", code)]
+    assert keep in ([False, True], [None, None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module", ["train_baselines", "transformers.models.marian.modeling_marian", "ctranslate2"]
+)
+def test_no_baseline_gives_itself_settings_when_it_is_imported(module):
+    before, after = reports("default", f"import {module}")
+    assert after == before
