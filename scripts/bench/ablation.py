@@ -26,8 +26,7 @@ from cli import (
 )
 from harness import log, play_rounds, ratios, run_in_process
 from train import training_worker
-from training_process import train_in_process
-from training_runs import Ours
+from training_runs import Ours, train_in_process
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import check_data_files, load_config

@@ -13,8 +13,7 @@ import typer
 from baseline_marian import INIT_STD
 from cli import AsJson, Folder, InitStd, Threads, names_in, numbers_in, resumable, show
 from harness import aligned, log
-from training_process import train_in_process
-from training_runs import RUNS, TrainingRun, build_run
+from training_runs import RUNS, TrainingRun, train_in_process
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
@@ -98,7 +97,7 @@ def build_trial(
     check_data_files(config.data)
     key = hashlib.sha256("\n".join(map(str, (file.resolve(), baseline, *changes))).encode())
     directory = RunDirectory(folder / f"{file.stem}-{key.hexdigest()[:12]}")
-    return Trial(file, variant, seed, build_run(baseline, config, directory, init_std))
+    return Trial(file, variant, seed, RUNS[baseline](config, directory, init_std))
 
 
 def settings_of(variant: str) -> list[str]:

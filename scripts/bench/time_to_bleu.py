@@ -4,15 +4,25 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
 from baseline_marian import INIT_STD
-from cli import ROOT, AsJson, Folder, InitStd, Threads, names_in, numbers_in, resumable, show
+from cli import (
+    ROOT,
+    AsJson,
+    Folder,
+    InitStd,
+    Threads,
+    hardware,
+    names_in,
+    numbers_in,
+    resumable,
+    show,
+)
 from harness import aligned, log
-from training_process import Clock, train_in_process
-from training_runs import RUNS, Marian, TrainingRun, build_run, with_optimizer
+from training_runs import RUNS, Marian, TrainingRun, train_in_process
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
@@ -29,13 +39,11 @@ from tformer_cli.plotting.curves import (
     style,
 )
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.training.validation import is_finished
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 THRESHOLDS = (30, 35, 38, 40)  # BLEU
-MARKS = (60, 120)  # minutes of optimizer steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,6 @@ class Point:
     """A checkpoint that was the best on the validation text so far."""
 
     minutes: float  # of optimizer steps until then
-    wall_minutes: float  # of everything until then, validations and repeated steps included
     step: int
     valid_score: float  # BLEU or negative loss, which selected it
     test_bleu: float  # which selected nothing
@@ -53,41 +60,36 @@ class Point:
 class Curve:
     """One training."""
 
-    baseline: str
     title: str  # in tables and pictures
     seed: int
-    parameters: int
-    optimizer: str
-    learning_rate: float  # peak
     points: tuple[Point, ...]
-    signature: str | None  # of the scores
+    signature: str  # of the scores
     steps: int
-    minutes: float  # of optimizer steps, within the time allowed
-    wall_minutes: float  # of everything
+    minutes: float  # of optimizer steps
     cpu_minutes: float  # of everything, all threads together
-    is_finished: bool  # within the time allowed
-    environment: dict[str, str]
+
+    @classmethod
+    def of(cls, training: TrainingRun, test_set: str) -> "Curve":
+        """Score the best checkpoints of a finished training."""
+        points = []
+        for checkpoint, best in training.best_checkpoints():
+            score = training.score(checkpoint, test_set)
+            points.append(Point(best.seconds / 60, best.step, best.score, score.score))
+            log(f"{training.run.path.name}: {points[-1]}")
+        progress = training.progress()
+        return cls(
+            training.title,
+            training.config.seed,
+            tuple(points),
+            score.signature,
+            progress.step,
+            progress.seconds / 60,
+            training.cpu_seconds / 60,
+        )
 
     def minutes_to(self, bleu: float) -> float | None:
         """Return when the best checkpoint first had a score; None if it never had."""
         return next((point.minutes for point in self.points if point.test_bleu >= bleu), None)
-
-    def bleu_at(self, minutes: float) -> float | None:
-        """Return the score of the best checkpoint at a time; None if there was none.
-
-        A finished training stays as it is.
-        """
-        if self.minutes < minutes and not self.is_finished:
-            return None
-        scores = [point.test_bleu for point in self.points if point.minutes <= minutes]
-        return scores[-1] if scores else None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data, with the numbers of the table."""
-        return asdict(self) | {
-            "minutes_to": {str(bleu): self.minutes_to(bleu) for bleu in THRESHOLDS},
-            "bleu_at": {str(minutes): self.bleu_at(minutes) for minutes in MARKS},
-        }
 
 
 def build_runs(
@@ -96,82 +98,44 @@ def build_runs(
     names: Sequence[str],
     seeds: Sequence[int],
     *,
-    optimizer: str | None = None,
     learning_rate: float | None = None,
-    warmup_steps: int | None = None,
     init_std: float = INIT_STD,
 ) -> Iterator[TrainingRun]:
     """Yield the trainings NAME-SEED of a folder, those of a seed together.
 
-    The options are Marian's; None is the config's.
+    `learning_rate` is Marian's; None is the config's.
     """
+    optimizer = config.training.optimizer
+    if learning_rate is not None:
+        optimizer = replace(optimizer, learning_rate=learning_rate)
+    marians = replace(config, training=replace(config.training, optimizer=optimizer))
     for seed in seeds:
-        seeded = replace(config, seed=seed)
         for name in names:
-            directory = RunDirectory(folder / f"{name}-{seed}")
-            is_marian = issubclass(RUNS[name], Marian)
-            tuned = with_optimizer(seeded, optimizer, learning_rate, warmup_steps)
-            yield build_run(name, tuned if is_marian else seeded, directory, init_std)
+            own = replace(marians if issubclass(RUNS[name], Marian) else config, seed=seed)
+            yield RUNS[name](own, RunDirectory(folder / f"{name}-{seed}"), init_std)
 
 
-def measure(
-    trainings: Sequence[TrainingRun], test_set: str, *, minutes: float, threads: int
-) -> list[Curve]:
+def measure(trainings: Sequence[TrainingRun], test_set: str, *, threads: int) -> list[Curve]:
     """Train what is not trained yet, and score it."""
     for training in trainings:
         training.check()
     curves = []
     for training in trainings:
-        if not training.is_over(60 * minutes):
-            train_in_process(training, seconds=60 * minutes, threads=threads)
-        curves.append(curve_of(training, test_set, minutes))
+        if not training.is_over():
+            train_in_process(training, threads=threads)
+        curves.append(Curve.of(training, test_set))
     return curves
-
-
-def curve_of(training: TrainingRun, test_set: str, minutes: float) -> Curve:
-    """Score the best checkpoints of a training within some minutes."""
-    clock, points, score = Clock(training.run), [], None
-    for checkpoint, progress in training.best_checkpoints():
-        if progress.seconds > 60 * minutes:
-            break
-        score = training.score(checkpoint, test_set)
-        wall = clock.at(checkpoint) / 60
-        point = Point(progress.seconds / 60, wall, progress.step, progress.score, score.score)
-        points.append(point)
-        log(
-            f"{training.run.path.name}: step {point.step}, {point.minutes:.1f} minutes, "
-            f"valid {point.valid_score:.2f}, {test_set} BLEU {point.test_bleu:.2f}"
-        )
-    progress, config = training.progress(), training.config.training
-    return Curve(
-        baseline=training.name,
-        title=training.title,
-        seed=training.config.seed,
-        parameters=training.num_parameters(),
-        optimizer=config.optimizer.kind,
-        learning_rate=config.optimizer.learning_rate,
-        points=tuple(points),
-        signature=None if score is None else score.signature,
-        steps=progress.step,
-        minutes=min(progress.seconds / 60, minutes),
-        wall_minutes=clock.seconds / 60,
-        cpu_minutes=clock.cpu_seconds / 60,
-        is_finished=progress.seconds <= 60 * minutes and is_finished(progress, config),
-        environment=progress.environment,
-    )
 
 
 def table(curves: Sequence[Curve]) -> str:
     """Return a table with a row for each training."""
-    head = [*(f">= {bleu}" for bleu in THRESHOLDS), *(f"at {minutes}" for minutes in MARKS)]
-    rows = [["minutes to BLEU", "seed", *head, "steps", "minutes", "wall", "CPU"]]
+    head = [*(f">= {bleu}" for bleu in THRESHOLDS), "at the end", "minutes", "CPU"]
+    rows = [["minutes to BLEU", "seed", *head]]
     for curve in curves:
-        cells = [(curve.minutes_to(bleu), ".1f") for bleu in THRESHOLDS]
-        cells += [(curve.bleu_at(minutes), ".2f") for minutes in MARKS]
-        cells += [(curve.steps, ","), (curve.minutes, ".1f")]
-        cells += [(curve.wall_minutes, ".1f"), (curve.cpu_minutes, ".1f")]
-        texts = ("-" if value is None else format(value, form) for value, form in cells)
-        rows.append([curve.title, str(curve.seed), *texts])
+        minutes = map(curve.minutes_to, THRESHOLDS)
+        texts = ("-" if value is None else f"{value:.1f}" for value in minutes)
+        ends = (f"{curve.points[-1].test_bleu:.2f}", f"{curve.minutes:.1f}")
+        rows.append([curve.title, str(curve.seed), *texts, *ends, f"{curve.cpu_minutes:.1f}"])
     return aligned(rows)
 
 
@@ -180,22 +144,20 @@ def draw(curves: Sequence[Curve], test_set: str) -> "Figure":
     """Return the curves as steps: a color for each baseline, a dash pattern for each seed."""
     from matplotlib.figure import Figure
 
-    baselines = list(dict.fromkeys(curve.baseline for curve in curves))
+    titles = list(dict.fromkeys(curve.title for curve in curves))
     seeds = list(dict.fromkeys(curve.seed for curve in curves))
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for curve in curves:
         points = [(point.minutes, point.test_bleu) for point in curve.points]
         # The last score holds to the end of the training.
-        ends = [(curve.minutes, points[-1][1])] if points else []
         axes.plot(
-            [x for x, _ in points + ends],
-            [y for _, y in points + ends],
+            *zip(*points, (curve.minutes, points[-1][1]), strict=True),
             drawstyle="steps-post",
             marker="o",
             markersize=3.5,
             markevery=slice(len(points)),
-            color=COLORS[baselines.index(curve.baseline) % len(COLORS)],
+            color=COLORS[titles.index(curve.title) % len(COLORS)],
             linestyle=DASHES[seeds.index(curve.seed) % len(DASHES)],
             label=f"{curve.title}, seed {curve.seed}",
             zorder=3,
@@ -221,9 +183,6 @@ def time_to_bleu(
     config: Annotated[
         Path, typer.Argument(help="A YAML file.", show_default="configs/multi30k-tiny.yaml")
     ] = ROOT / "configs" / "multi30k-tiny.yaml",
-    minutes: Annotated[
-        float, typer.Option(min=0.01, help="Maximum minutes of optimizer steps of a training.")
-    ] = 120.0,
     seeds: Annotated[str, typer.Option(help="One training of each baseline per seed.")] = "1",
     names: Annotated[
         str,
@@ -234,15 +193,8 @@ def time_to_bleu(
         ),
     ] = "ours,hf",
     settings: SetOption = None,
-    optimizer: Annotated[
-        Literal["adam", "adamw", "muon"] | None,
-        typer.Option(help="Marian's.", show_default="the config's"),
-    ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(min=0.0, help="Marian's peak.", show_default="the config's")
-    ] = None,
-    warmup_steps: Annotated[
-        int | None, typer.Option(min=0, help="Marian's.", show_default="the config's")
     ] = None,
     init_std: InitStd = INIT_STD,
     threads: Threads = 2,
@@ -265,7 +217,7 @@ def time_to_bleu(
 
     Each training is a process of its own, all but hf_default with the environment and the allocator
     of tformer's command line. Re-running the command resumes; it trains and scores only what is
-    missing in DIR, such as more seeds or more minutes.
+    missing in DIR, such as more seeds.
 
     Example: python scripts/bench/time_to_bleu.py --folder runs/quality --seeds 1,2,3 -o quality.svg
     """
@@ -286,34 +238,23 @@ def time_to_bleu(
             folder,
             names_in("--baselines", names, RUNS, "baseline"),
             numbers_in("--seeds", seeds),
-            optimizer=optimizer,
             learning_rate=learning_rate,
-            warmup_steps=warmup_steps,
             init_std=init_std,
         )
     )
     with resumable(folder):
-        curves = measure(trainings, test_set, minutes=minutes, threads=threads)
+        curves = measure(trainings, test_set, threads=threads)
     if output is not None:
         save_figure(draw(curves, test_set), output)
-    signatures = [curve.signature for curve in curves if curve.signature is not None]
-    environment = curves[-1].environment
     result = {
         "test_set": test_set,
-        "decoding": asdict(parsed.decoding),
-        "selection_metric": parsed.training.selection_metric,
-        "max_steps": parsed.training.max_steps,
-        "allowed_minutes": minutes,
-        "init_std": init_std,
-        "trainings": [curve.as_json() for curve in curves],
+        "trainings": [
+            asdict(curve) | {"minutes_to": {str(x): curve.minutes_to(x) for x in THRESHOLDS}}
+            for curve in curves
+        ],
     }
-    show(
-        result,
-        as_json,
-        lambda: table(curves),
-        f"BLEU on {test_set}, {signatures[0] if signatures else 'not scored yet'}",
-        f"{environment['threads']} threads, torch {environment['torch']}, {environment['device']}",
-    )
+    note = f"BLEU on {test_set}, {curves[0].signature}"
+    show(result, as_json, lambda: table(curves), note, hardware(threads))
 
 
 if __name__ == "__main__":

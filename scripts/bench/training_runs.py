@@ -1,4 +1,4 @@
-"""Trainings of tformer and of transformers' Marian that resume.
+"""Trainings of tformer and of transformers' Marian that resume, each in a process of its own.
 
 Both have the same tokens, sizes, batches, optimizer, schedule and validations, and keep the
 checkpoint of every validation in a run folder.
@@ -7,16 +7,21 @@ checkpoint of every validation in a run folder.
 import contextlib
 import hashlib
 import json
+import os
+import select
+import signal
+import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from baseline_marian import (
     INIT_STD,
     build_marian,
-    count_parameters,
     marian_steps,
     max_positions,
     mean_nll,
@@ -24,13 +29,13 @@ from baseline_marian import (
     translate,
 )
 from flops import CPU
-from harness import Condition, log
+from harness import Condition, Worker, children_cpu_seconds, log
 
+from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.training import AdamConfig, AdamWConfig, MuonConfig
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
-from tformer_cli.errors import CheckpointError, Interrupted
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.storage.atomic import make_directory, write_json, write_text
 from tformer_cli.storage.checkpoint import load_weights
@@ -51,29 +56,6 @@ from tformer_cli.translate.translator import Translator
 if TYPE_CHECKING:
     from transformers import MarianMTModel
 
-OPTIMIZERS = {"adam": AdamConfig, "adamw": AdamWConfig, "muon": MuonConfig}
-
-
-def with_optimizer(
-    config: Config,
-    kind: str | None,
-    learning_rate: float | None,
-    warmup_steps: int | None = None,
-) -> Config:
-    """Return a config with another optimizer, peak learning rate or warm-up, where given.
-
-    A `kind` other than the config's has the defaults of the schema.
-    """
-    optimizer, schedule = config.training.optimizer, config.training.schedule
-    if kind is not None and kind != optimizer.kind:
-        optimizer = OPTIMIZERS[kind](learning_rate=optimizer.learning_rate)
-    if learning_rate is not None:
-        optimizer = replace(optimizer, learning_rate=learning_rate)
-    if warmup_steps is not None:
-        schedule = replace(schedule, warmup_steps=warmup_steps)
-    training = replace(config.training, optimizer=optimizer, schedule=schedule)
-    return replace(config, training=training)
-
 
 @dataclass(frozen=True)
 class TrainingRun(ABC):
@@ -85,11 +67,7 @@ class TrainingRun(ABC):
 
     config: Config
     run: RunDirectory
-
-    @property
-    def options(self) -> dict[str, float]:
-        """What determines the training besides its config."""
-        return {}
+    init_std: float = INIT_STD  # of Marian's initial weights
 
     @property
     def lasting_config(self) -> Config:
@@ -109,10 +87,6 @@ class TrainingRun(ABC):
     def translate(self, checkpoint: Path, lines: Sequence[str]) -> list[str]:
         """Translate lines with the weights of a checkpoint, as `decoding` says."""
 
-    @abstractmethod
-    def num_parameters(self) -> int:
-        """Count the trained parameters."""
-
     def progress(self) -> TrainingProgress | None:
         """Return the progress at the last checkpoint, if that can be read."""
         checkpoint = self.run.pointed("last")
@@ -122,14 +96,25 @@ class TrainingRun(ABC):
             # Replaced at this very moment, or damaged, which the training itself refuses.
             return None
 
-    def is_over(self, seconds: float = float("inf")) -> bool:
-        """Whether nothing is left to train in so many seconds of optimizer steps."""
+    def is_over(self) -> bool:
+        """Whether nothing is left to train."""
         progress = self.progress()
-        if progress is None:
-            return False
         # A signal may have come between the last step and its validation.
-        is_done = is_finished(progress, self.config.training) and progress.score is not None
-        return is_done or progress.seconds >= seconds
+        return (
+            progress is not None
+            and is_finished(progress, self.config.training)
+            and progress.score is not None
+        )
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all processes of the training that have ended."""
+        file = self.run.path.with_suffix(".cpu.json")
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else 0.0
+
+    def add_cpu_seconds(self, seconds: float) -> None:
+        """Add the processor time of a process that has ended."""
+        write_json(self.run.path.with_suffix(".cpu.json"), self.cpu_seconds + seconds)
 
     def best_checkpoints(self) -> Iterator[tuple[Path, TrainingProgress]]:
         """Yield each checkpoint that was the best on the validation text so far, in order."""
@@ -175,22 +160,12 @@ class Ours(TrainingRun):
         translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, CPU)
         return translator.translate(lines, decoding=self.config.decoding)
 
-    def num_parameters(self) -> int:
-        return init_model(self.config, load_tokenizers(self.run.tokenizer)).num_parameters()
 
-
-@dataclass(frozen=True)
 class Marian(TrainingRun):
     """transformers' Marian, with the environment and the allocator of ours."""
 
     name = "hf"
     title = "Marian"
-
-    init_std: float = INIT_STD
-
-    @property
-    def options(self) -> dict[str, float]:
-        return {"init_std": self.init_std}
 
     def check(self) -> None:
         tokenizers = self._tokenizers()
@@ -255,9 +230,6 @@ class Marian(TrainingRun):
         load_weights(checkpoint, marian)
         return translate(marian, tokenizers, lines, self.config.decoding)
 
-    def num_parameters(self) -> int:
-        return count_parameters(self._model(self._tokenizers()))
-
     def _tokenizers(self) -> Tokenizers:
         """Return the tokenizers that tformer builds from the same config."""
         config = self.config
@@ -306,10 +278,52 @@ class DefaultMarian(Marian):
 RUNS: dict[str, type[TrainingRun]] = {kind.name: kind for kind in (Ours, Marian, DefaultMarian)}
 
 
-def build_run(name: str, config: Config, run: RunDirectory, init_std: float) -> TrainingRun:
-    """Return a training of the baseline of a name, a key of RUNS."""
-    kind = RUNS[name]
-    return kind(config, run, init_std) if issubclass(kind, Marian) else kind(config, run)
+def train_in_process(training: TrainingRun, *, threads: int) -> None:
+    """Train to the end in a process of its own; it saves and ends with this one, whatever ends it.
+
+    Raises:
+        TrainingError: it has failed, or was stopped; it resumes.
+    """
+    config_file = training.run.path.with_suffix(".yaml")
+    write_text(config_file, dump_config(training.config))
+    before = children_cpu_seconds()
+    with Worker(
+        "training_runs.serve_run",
+        condition=training.condition,
+        name=training.name,
+        config_file=str(config_file),
+        init_std=training.init_std,
+        threads=threads,
+    ) as worker:
+        try:
+            worker.result()
+        finally:
+            # It saves and ends when its standard input does.
+            worker.process.stdin.close()
+            worker.process.wait()
+            training.add_cpu_seconds(children_cpu_seconds() - before)
+    if not training.is_over():
+        raise TrainingError(
+            str(training.run.path),
+            "the training ended early",
+            remedy="re-run the command to resume",
+        )
+
+
+def serve_run(name: str, config_file: str, init_std: float, threads: int) -> None:
+    """Train in this process."""
+    torch.set_num_threads(threads)
+    file = Path(config_file)
+    training = RUNS[name](load_config(file), RunDirectory(file.with_suffix("")), init_std)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    with contextlib.suppress(Interrupted):
+        training.train()
+
+
+def end_with_parent() -> None:
+    """Send SIGTERM to this process when its standard input has ended."""
+    select.select([sys.stdin], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def log_step(state: TrainState, loss: float) -> None:

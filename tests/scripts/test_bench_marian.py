@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from toy import write_toy
-from training_runs import Marian, with_optimizer
+from training_runs import Marian
 from transformers import MarianMTModel
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
-from tformer_cli.config.schema.training import AdamConfig, MuonConfig
+from tformer_cli.config.schema.training import MuonConfig, OptimizerConfig
 from tformer_cli.corpus.batch import batches_in_order
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
@@ -97,13 +97,17 @@ def test_first_weights_have_the_deviation_asked_for(config, tokenizers):
         assert weight.std().item() == pytest.approx(deviation, rel=0.1)
 
 
+def with_optimizer(config: Config, optimizer: OptimizerConfig) -> Config:
+    return replace(config, training=replace(config.training, optimizer=optimizer))
+
+
 @pytest.mark.parametrize("change", ["learning rate", "text", "weights", "no pointer"])
 def test_folder_of_another_training_is_refused(change, config, tmp_path):
     run = RunDirectory(tmp_path / "hf-1")
     Marian(config, run).train()
     other, init_std = config, 0.02
     if change == "learning rate":
-        other = with_optimizer(config, None, 1e-3)
+        other = with_optimizer(config, replace(config.training.optimizer, learning_rate=1e-3))
     if change == "text":
         train = replace(config.data.train[0], source=config.data.valid.source)
         train = replace(train, target=config.data.valid.target)
@@ -120,19 +124,9 @@ def test_folder_of_another_training_is_refused(change, config, tmp_path):
     )
 
 
-def test_marian_has_the_optimizer_of_the_run_or_its_own(config):
-    def optimizer(kind, rate):
-        return with_optimizer(config, kind, rate).training.optimizer
-
-    assert optimizer(None, None) == config.training.optimizer
-    assert optimizer("adamw", 0.25) == replace(config.training.optimizer, learning_rate=0.25)
-    assert optimizer("muon", None) == MuonConfig(learning_rate=5e-3)
-    assert optimizer("adam", 0.25) == AdamConfig(learning_rate=0.25)
-
-
 def test_muon_moves_the_layers_of_marian_and_not_its_embeddings(config, tokenizers, tmp_path):
     run = RunDirectory(tmp_path / "hf-1")
-    Marian(with_optimizer(config, "muon", None), run).train()
+    Marian(with_optimizer(config, MuonConfig()), run).train()
     saved = load_file(run.checkpoint(2) / "optimizer.safetensors")
     turned = {name.removesuffix("/momentum") for name in saved if name.endswith("/momentum")}
     layers = {

@@ -5,21 +5,19 @@ import os
 import shutil
 import signal
 import sys
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import time_to_bleu
 import torch
-import training_process
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from time_to_bleu import THRESHOLDS, Curve, Point, draw, table
 from toy import write_toy
-from training_process import Clock, end_in_time, train_in_process
-from training_runs import Marian, Ours, TrainingRun
+from training_runs import Marian, Ours, end_with_parent, train_in_process
 from typer.testing import CliRunner
 
 from tformer_cli.cli.eval import evaluate as tformer_eval
@@ -63,13 +61,8 @@ def measured(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     folder = tmp_path_factory.mktemp("measured")
     words = options(config_file, folder, "--seeds", "5", "--json")
 
-    def train_here(training: TrainingRun, **_: float) -> None:
-        clock = Clock(training.run)
-        training.train()
-        clock.tick()
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(time_to_bleu, "train_in_process", train_here)
+        patched.setattr(time_to_bleu, "train_in_process", lambda run, **_: run.train())
         printed = CliRunner().invoke(time_to_bleu.app, words, catch_exceptions=False)
     return folder, json.loads(printed.stdout)
 
@@ -85,30 +78,22 @@ def test_curve_has_the_best_checkpoints_of_the_validation_text(measured):
     best = [x for x in reports(folder / "ours-5") if x["kind"] == "valid" and x["is_best"]]
     assert [point["step"] for point in ours["points"]] == [report["step"] for report in best]
     assert [-point["valid_score"] for point in ours["points"]] == [x["loss"] for x in best]
-    for course in (ours, marian):
-        run = folder / f"{course['baseline']}-5"
-        for point in course["points"]:
-            state = load_progress(RunDirectory(run).checkpoint(point["step"]))
-            assert point["minutes"] * 60 == pytest.approx(state.seconds)
-            assert point["minutes"] <= point["wall_minutes"] <= course["wall_minutes"]
-        assert course["seed"] == 5
-        assert course["steps"] == 4
-        assert course["is_finished"]
-        assert course["points"][-1]["minutes"] == course["minutes"]
-        assert course["bleu_at"]["60"] == course["points"][-1]["test_bleu"]
-        assert course["minutes_to"].keys() == {"30", "35", "38", "40"}
-        assert course["environment"]["threads"] == "1"
-        assert "|tok:13a|" in course["signature"]
+    for name, curve in zip(NAMES, (ours, marian), strict=True):
+        for point in curve["points"]:
+            checkpoint = RunDirectory(folder / f"{name}-5").checkpoint(point["step"])
+            assert point["minutes"] * 60 == pytest.approx(load_progress(checkpoint).seconds)
+        assert curve["seed"] == 5
+        assert curve["steps"] == 4
+        assert curve["points"][-1]["minutes"] == curve["minutes"]
+        assert curve["minutes_to"].keys() == {"30", "35", "38", "40"}
+        assert "|tok:13a|" in curve["signature"]
 
 
 def test_both_learn_from_the_same_text(measured):
-    folder, result = measured
+    folder, _ = measured
     ours, marian = (load_progress(folder / f"{name}-5/checkpoints/step-000004") for name in NAMES)
     assert ours.data_fingerprint == marian.data_fingerprint
     assert ours.num_tokens == marian.num_tokens
-    # Two norms that Marian has not.
-    counts = [training["parameters"] for training in result["trainings"]]
-    assert counts[0] - counts[1] == 2 * 2 * 32
 
 
 def test_every_validated_checkpoint_is_kept(measured):
@@ -139,27 +124,6 @@ def test_table_and_picture_come_from_the_same_figures(measured, config_file, tmp
     assert lines[2] == f"BLEU on toy, {result['trainings'][1]['signature']}"
     assert lines[3].startswith(f"1 threads, torch {torch.__version__}, ")
     assert file.read_bytes().startswith(b"<?xml")
-
-
-def test_less_time_gives_the_curve_of_that_time(measured, config):
-    folder, result = measured
-    first, last = result["trainings"][1]["points"]
-    between = (first["minutes"] + last["minutes"]) / 2
-    marian = Marian(replace(config, seed=5), RunDirectory(folder / "hf-5"))
-    course = time_to_bleu.curve_of(marian, "toy", between)
-    assert [point.step for point in course.points] == [2]
-    assert course.minutes == between
-    assert not course.is_finished
-
-
-def test_trainings_without_a_validation_have_no_score(measured, config_file, monkeypatch):
-    words = options(config_file, measured[0], "--seeds", "5", "--baselines", "ours")
-    monkeypatch.setattr(time_to_bleu, "curve_of", lambda *_: curve(points=(), signature=None))
-    printed = CliRunner().invoke(time_to_bleu.app, words, catch_exceptions=False)
-    assert printed.stdout.splitlines()[2:] == [
-        "BLEU on toy, not scored yet",
-        "2 threads, torch 2.6, a CPU",
-    ]
 
 
 @pytest.fixture
@@ -230,9 +194,9 @@ def test_marian_goes_on_exactly_where_a_signal_stopped_it(measured, config, tmp_
         f"{marian.run.path}: interrupted; saved at step 2; re-run the command to resume"
     )
     assert raised.value.exit_code == 128 + signal.SIGTERM
-    assert not marian.is_over(60.0)
+    assert not marian.is_over()
     marian.train()
-    assert marian.is_over(60.0)
+    assert marian.is_over()
     for step in (2, 4):
         (mine, weights), (expected, others) = content(marian.run, step), content(unbroken, step)
         assert mine == expected
@@ -248,22 +212,15 @@ def test_marian_stops_when_it_gets_no_better(config, tmp_path, monkeypatch):
     chosen = [(path.name, state.score) for path, state in marian.best_checkpoints()]
     assert chosen == [("step-000001", 0.5), ("step-000002", 0.75), ("step-000003", 0.75)]
     assert marian.progress().step == 5
-    assert marian.is_over(60.0)
+    assert marian.is_over()
 
 
-def test_training_is_over_when_it_is_judged_or_its_time_is_up(config):
-    state = replace(TrainingProgress(), step=4, seconds=30.0)
-
-    def is_over(state: TrainingProgress | None, seconds: float) -> bool:
-        training = Ours(config, RunDirectory(Path("nowhere")))
-        object.__setattr__(training, "progress", lambda: state)
-        return training.is_over(seconds)
-
-    assert not is_over(None, 0.0)
-    assert not is_over(state, 31.0)
-    assert is_over(state, 30.0)
-    assert is_over(replace(state, score=1.0), 31.0)
-    assert not is_over(replace(state, score=1.0, step=3), 31.0)
+@pytest.mark.parametrize(("step", "score"), [(4, None), (3, 1.0), (4, 1.0)])
+def test_training_is_over_when_its_last_step_is_judged(step, score, config, monkeypatch):
+    """A signal may come between the two."""
+    progress = replace(TrainingProgress(), step=step, score=score)
+    monkeypatch.setattr(Ours, "progress", lambda _: progress)
+    assert Ours(config, RunDirectory(Path("nowhere"))).is_over() == ((step, score) == (4, 1.0))
 
 
 def test_state_that_cannot_be_read_is_none(config, tmp_path):
@@ -280,7 +237,7 @@ def test_model_that_marian_has_no_parts_for_is_refused_before_anything_is_traine
     config = load_config(config_file, [*SHORT, *learned, "decoding.max_length=5"])
     trainings = list(time_to_bleu.build_runs(config, tmp_path, NAMES, [3]))
     with pytest.raises(UsageError) as raised:
-        time_to_bleu.measure(trainings, "toy", minutes=1.0, threads=1)
+        time_to_bleu.measure(trainings, "toy", threads=1)
     assert str(raised.value).startswith("model: Marian has no parts for this config")
     assert not (tmp_path / "ours-3").exists()
 
@@ -292,18 +249,10 @@ def test_trainings_of_a_seed_stand_together(config):
             Path("dir"),
             NAMES,
             [7, 2],
-            optimizer="muon",
             learning_rate=0.25,
-            warmup_steps=3,
             init_std=0.125,
         )
     )
-    assert [training.config.training.schedule.warmup_steps for training in trainings] == [
-        1,
-        3,
-        1,
-        3,
-    ]
     assert [training.run.path.as_posix() for training in trainings] == [
         "dir/ours-7",
         "dir/hf-7",
@@ -312,99 +261,51 @@ def test_trainings_of_a_seed_stand_together(config):
     ]
     assert [training.config.seed for training in trainings] == [7, 7, 2, 2]
     optimizers = [training.config.training.optimizer for training in trainings]
-    assert [(optimizer.kind, optimizer.learning_rate) for optimizer in optimizers] == [
-        ("adamw", 5e-3),
-        ("muon", 0.25),
-    ] * 2
-    assert [training.options for training in trainings[:2]] == [{}, {"init_std": 0.125}]
+    assert [optimizer.learning_rate for optimizer in optimizers] == [5e-3, 0.25] * 2
+    assert trainings[1].init_std == 0.125
 
 
-def test_clock_counts_all_sittings_and_nothing_between_them(tmp_path, monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(training_process, "children_cpu_seconds", lambda: 1.5 * now)
-    run = RunDirectory(tmp_path)
-    first = Clock(run)
-    now += 5
-    run.checkpoint(10).mkdir(parents=True)
-    first.tick()
-    now += 5
-    run.checkpoint(20).mkdir()
-    first.tick()
-    now += 5000
-    second = Clock(run)
-    run.checkpoint(20).rmdir()
-    run.checkpoint(30).mkdir()
-    now += 7
-    second.tick()
-    known = Clock(run)
-    assert known.seconds == 17
-    assert known.cpu_seconds == 1.5 * 17
-    assert known.checkpoints == {"step-000010": 5, "step-000030": 17}
-    assert known.at(run.checkpoint(10)) == 5
-    assert known.at(run.checkpoint(40)) == 17
+def test_processor_time_is_that_of_all_processes_of_a_training(config, tmp_path):
+    ours = Ours(config, RunDirectory(tmp_path / "ours-3"))
+    assert ours.cpu_seconds == 0
+    for seconds in (1.5, 2.0):
+        ours.add_cpu_seconds(seconds)
+    assert Ours(config, ours.run).cpu_seconds == 3.5
 
 
-class Standing(TrainingRun):
-    """One that has taken a minute of steps."""
-
-    name = "standing"
-    train = translate = num_parameters = None
-
-    def progress(self) -> TrainingProgress:
-        return replace(TrainingProgress(), step=3, num_tokens=9, seconds=60.0)
-
-
-@pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The signals that were sent."""
+def test_a_process_saves_and_ends_with_the_one_that_started_it(monkeypatch):
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *arguments: sent.append(arguments))
-    monkeypatch.setattr(training_process, "TICK_SECONDS", 0.0)
-    return sent
-
-
-def test_worker_leaves_when_its_time_is_up(config, killed, monkeypatch):
     reading, writing = os.pipe()
-    with os.fdopen(reading) as end, os.fdopen(writing, "w"):
-        monkeypatch.setattr(sys, "stdin", end)
-        end_in_time(Standing(config, RunDirectory(Path("nowhere"))), 60.0)
-    assert killed == [(os.getpid(), signal.SIGTERM)]
-
-
-def test_worker_leaves_with_those_who_started_it(config, killed, monkeypatch):
-    reading, writing = os.pipe()
-    os.close(writing)
     with os.fdopen(reading) as end:
         monkeypatch.setattr(sys, "stdin", end)
-        end_in_time(Standing(config, RunDirectory(Path("nowhere"))), 61.0)
-    assert killed == [(os.getpid(), signal.SIGTERM)]
+        thread = threading.Thread(target=end_with_parent)
+        thread.start()
+        thread.join(0.05)
+        assert sent == []
+        os.close(writing)
+        thread.join()
+    assert sent == [(os.getpid(), signal.SIGTERM)]
 
 
 @pytest.mark.slow
 def test_training_apart_is_the_same_training(measured, config, tmp_path):
     marian = Marian(replace(config, seed=5), RunDirectory(tmp_path / "hf-5"))
-    train_in_process(marian, seconds=60.0, threads=1)
+    train_in_process(marian, threads=1)
     (mine, weights), (expected, others) = (
         content(RunDirectory(folder / "hf-5"), 4) for folder in (tmp_path, measured[0])
     )
     assert mine == expected
     assert all(torch.equal(weights[name], others[name]) for name in others)
-    clock = Clock(marian.run)
-    assert clock.checkpoints.keys() >= {"step-000002", "step-000004"}
-    assert clock.cpu_seconds > 0
-    assert clock.seconds > load_progress(marian.run.checkpoint(4)).seconds
+    assert marian.cpu_seconds > 0
 
 
 def test_training_that_fails_is_named(config, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     ours = Ours(config, RunDirectory(tmp_path / "ours-3"))
     with pytest.raises(TrainingError) as raised:
-        train_in_process(ours, seconds=60.0, threads=1)
-    assert str(raised.value) == (
-        f"{ours.run.path}: the training ended early (exit code 1); "
-        "fix what is reported above; re-run the command to resume"
-    )
+        train_in_process(ours, threads=1)
+    assert str(raised.value) == "ours: has failed (exit code 1); see its output above"
     assert load_config(tmp_path / "ours-3.yaml") == config
 
 
@@ -419,30 +320,23 @@ def test_ctrl_c_is_one_line(config_file, tmp_path, monkeypatch):
 
 
 POINTS = (
-    Point(10.0, 12.0, 1000, 20.0, 29.9),
-    Point(20.0, 24.0, 2000, 33.0, 36.0),
+    Point(10.0, 1000, 20.0, 29.9),
+    Point(20.0, 2000, 33.0, 36.0),
     # Better on the validation text, worse on the test set.
-    Point(30.0, 36.0, 3000, 34.0, 34.5),
-    Point(70.0, 84.0, 7000, 36.0, 38.0),
+    Point(30.0, 3000, 34.0, 34.5),
+    Point(70.0, 7000, 36.0, 38.0),
 )
 
 
 def curve(**changes: object) -> Curve:
     settings = {
-        "baseline": "ours",
         "title": "tformer",
         "seed": 1,
-        "parameters": 1234,
-        "optimizer": "muon",
-        "learning_rate": 3e-3,
         "points": POINTS,
         "signature": "nrefs:1",
         "steps": 12345,
         "minutes": 90.0,
-        "wall_minutes": 111.1,
         "cpu_minutes": 199.9,
-        "is_finished": False,
-        "environment": {"threads": "2", "torch": "2.6", "device": "a CPU"},
     }
     return Curve(**(settings | changes))
 
@@ -451,60 +345,34 @@ def test_minutes_are_those_of_the_first_checkpoint_with_the_score():
     assert [curve().minutes_to(bleu) for bleu in THRESHOLDS] == [20.0, 20.0, 70.0, None]
 
 
-@pytest.mark.parametrize(
-    ("minutes", "bleu"), [(9.9, None), (10, 29.9), (60, 34.5), (90, 38.0), (90.1, None)]
-)
-def test_score_at_a_time_is_that_of_the_best_checkpoint_then(minutes, bleu):
-    assert curve().bleu_at(minutes) == bleu
-
-
-def test_finished_training_stays_as_it_is():
-    assert curve(is_finished=True).bleu_at(120) == 38.0
-    assert curve(is_finished=True, points=()).bleu_at(120) is None
-
-
 @given(st.lists(st.floats(0, 100), max_size=6), st.floats(0, 100), st.floats(0, 100))
 def test_a_higher_score_never_comes_earlier(scores, bleu, other_bleu):
-    points = tuple(Point(n, n, n, n, score) for n, score in enumerate(scores, 1))
+    points = tuple(Point(n, n, n, score) for n, score in enumerate(scores, 1))
     measured = curve(points=points)
     low, high = (measured.minutes_to(bleu) for bleu in sorted((bleu, other_bleu)))
     assert high is None or low <= high
-    if high is not None:
-        assert measured.bleu_at(high) >= max(bleu, other_bleu)
-
-
-def test_json_has_the_figures_beside_the_points():
-    plain = curve().as_json()
-    assert plain["minutes_to"] == {"30": 20.0, "35": 20.0, "38": 70.0, "40": None}
-    assert plain["bleu_at"] == {"60": 34.5, "120": None}
-    assert plain["points"][0] == {
-        "minutes": 10.0,
-        "wall_minutes": 12.0,
-        "step": 1000,
-        "valid_score": 20.0,
-        "test_bleu": 29.9,
-    }
 
 
 def test_table_reads_as_a_row_a_training():
-    other = curve(title="Marian", seed=12, points=(), steps=9, minutes=0.04, wall_minutes=0.26)
+    other = curve(title="Marian", seed=12, points=POINTS[:1], minutes=10.04, cpu_minutes=9.9)
     assert table([curve(), other]).split("\n") == [
-        "minutes to BLEU   seed   >= 30   >= 35   >= 38   >= 40   at 60   at 120    steps"
-        "   minutes    wall     CPU",
-        "tformer              1    20.0    20.0    70.0       -   34.50        -   12,345"
-        "      90.0   111.1   199.9",
-        "Marian              12       -       -       -       -       -        -        9"
-        "       0.0     0.3   199.9",
+        "minutes to BLEU   seed   >= 30   >= 35   >= 38   >= 40   at the end   minutes     CPU",
+        "tformer              1    20.0    20.0    70.0       -        38.00      90.0   199.9",
+        "Marian              12       -       -       -       -        29.90      10.0     9.9",
     ]
 
 
 def test_picture_has_a_line_a_training_and_one_a_threshold():
-    marian = curve(baseline="hf", title="Marian", minutes=80.0, points=POINTS[:2])
-    curves = [curve(), marian, curve(seed=2, points=())]
+    marian = curve(title="Marian", minutes=80.0, points=POINTS[:2])
+    curves = [curve(), marian, curve(seed=2, points=POINTS[:1])]
     (axes,) = draw(curves, "flickr").axes
     lines = [list(map(tuple, line.get_xydata())) for line in axes.lines]
     expected = [(point.minutes, point.test_bleu) for point in POINTS]
-    assert lines[:3] == [[*expected, (90.0, 38.0)], [*expected[:2], (80.0, 36.0)], []]
+    assert lines[:3] == [
+        [*expected, (90.0, 38.0)],
+        [*expected[:2], (80.0, 36.0)],
+        [expected[0], (90.0, 29.9)],
+    ]
     assert [line.get_ydata()[0] for line in axes.lines[3:]] == list(THRESHOLDS)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "tformer, seed 1",
@@ -563,5 +431,5 @@ def test_marian_without_settings_is_the_same_training_on_another_clock(config):
     ours, tuned, default = time_to_bleu.build_runs(config, Path("dir"), names, [7])
     assert ours.condition == tuned.condition == "tuned"
     assert default.condition == "default"
-    assert (default.config, default.options) == (tuned.config, tuned.options)
+    assert (default.config, default.init_std) == (tuned.config, tuned.init_std)
     assert (default.title, default.run.path.name) == ("Marian, default", "hf_default-7")
