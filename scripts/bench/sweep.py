@@ -3,16 +3,16 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Annotated
+from statistics import fmean
+from typing import Annotated, Any
 
 import torch
 import typer
 from baseline_marian import INIT_STD
 from cli import AsJson, Folder, InitStd, Threads, names_in, numbers_in, resumable, show
-from harness import aligned, log
+from harness import columns_table, log, mean_and_deviation
 from training_runs import RUNS, TrainingRun, train_in_process
 
 from tformer_cli.cli.entry import new_app, run
@@ -33,71 +33,27 @@ Variants = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A training of a config with some settings and a seed.
-
-    Attributes:
-        config: the file.
-        variant: the settings, as on the command line; `UNCHANGED` for those of the config.
-        seed: of the training.
-        training: which resumes.
-    """
-
-    config: Path
-    variant: str
-    seed: int
-    training: TrainingRun
-
-    def outcome(self) -> "Outcome":
-        """Return the best validation score."""
-        progress = self.training.progress()
-        if progress is None:
-            return Outcome(str(self.config), self.variant, self.seed, None, None, None)
-        best = (progress.best_score, progress.best_step)
-        return Outcome(str(self.config), self.variant, self.seed, *best, progress.seconds / 60)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a trial came to; no test set is read.
-
-    Attributes:
-        config: the file.
-        variant: the settings.
-        seed: of the training.
-        valid_score: BLEU or negative loss; None where the training failed.
-        at_step: of the best checkpoint.
-        minutes: of the optimizer steps.
-    """
-
-    config: str
-    variant: str
-    seed: int
-    valid_score: float | None
-    at_step: int | None
-    minutes: float | None
-
-
-def build_trial(
-    file: Path,
-    settings: Sequence[str],
-    variant: str,
-    seed: int,
-    folder: Path,
-    *,
-    baseline: str,
-    init_std: float,
-) -> Trial:
-    """Return the trial of a config file with the settings of all trials and those of a variant."""
-    changes = [*settings, *settings_of(variant), f"seed={seed}"]
+def training_of(
+    file: Path, changes: Sequence[str], folder: Path, *, baseline: str, init_std: float
+) -> TrainingRun:
+    """Return the training of a config file with some settings, in a folder of its own."""
     config = load_config(file, changes)
     # Marian's positions depend on the test sets, which no sweep reads.
     config = replace(config, data=replace(config.data, test={}))
     check_data_files(config.data)
     key = hashlib.sha256("\n".join(map(str, (file.resolve(), baseline, *changes))).encode())
     directory = RunDirectory(folder / f"{file.stem}-{key.hexdigest()[:12]}")
-    return Trial(file, variant, seed, RUNS[baseline](config, directory, init_std))
+    return RUNS[baseline](config, directory, init_std)
+
+
+def outcome(training: TrainingRun) -> dict[str, float | None]:
+    """Return the best validation score, its step, and minutes of steps; None if it failed."""
+    progress = training.progress()
+    return {
+        "valid_score": progress and progress.best_score,
+        "at_step": progress and progress.best_step,
+        "minutes": progress and progress.seconds / 60,
+    }
 
 
 def settings_of(variant: str) -> list[str]:
@@ -110,31 +66,17 @@ def title_of(variant: str) -> str:
     return variant or "(the config's own)"
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Return a row for each variant, and for each config the mean score and the minutes.
-
-    With several seeds the standard deviation follows.
-    """
-    configs = dict.fromkeys(each.config for each in outcomes)
-    variants = dict.fromkeys(each.variant for each in outcomes)
-    rows = [["variant", *(name for config in configs for name in (Path(config).stem, "min"))]]
-    for variant in variants:
-        row = [title_of(variant)]
-        for config in configs:
-            cell = (config, variant)
-            row += cells([each for each in outcomes if (each.config, each.variant) == cell])
-        rows.append(row)
-    return aligned(rows)
-
-
-def cells(seeds: Sequence[Outcome]) -> list[str]:
-    """Return the mean score, with the standard deviation of several seeds, and mean minutes."""
-    scores = [each.valid_score for each in seeds if each.valid_score is not None]
-    minutes = [each.minutes for each in seeds if each.minutes is not None]
-    if not scores:
-        return ["failed", "failed"]
-    deviation = f" ± {stdev(scores):.2f}" if len(scores) > 1 else ""
-    return [f"{fmean(scores):.2f}{deviation}", f"{fmean(minutes):.1f}"]
+def table(outcomes: Sequence[dict[str, Any]]) -> str:
+    """Return a row for each variant, and for each config the mean score and the minutes."""
+    columns: dict[str, dict[str, str]] = {}
+    for config, variant in dict.fromkeys((each["config"], each["variant"]) for each in outcomes):
+        cell = [x for x in outcomes if (x["config"], x["variant"]) == (config, variant)]
+        scores = [each["valid_score"] for each in cell if each["valid_score"] is not None]
+        minutes = [each["minutes"] for each in cell if each["minutes"] is not None]
+        row = title_of(variant)
+        columns.setdefault(config, {})[row] = mean_and_deviation(scores) if scores else "failed"
+        columns.setdefault(f"{config}, min", {})[row] = f"{fmean(minutes):.1f}" if minutes else "-"
+    return columns_table("variant", columns)
 
 
 app = new_app(add_completion=False)
@@ -169,24 +111,33 @@ def sweep(
     """
     names_in("--baseline", name, RUNS, "baseline")
     torch.set_num_threads(threads)
-    trials = [
-        build_trial(config, settings or [], variant, seed, folder, baseline=name, init_std=init_std)
+    trainings = {
+        (str(config), variant, seed): training_of(
+            config,
+            [*(settings or []), *settings_of(variant), f"seed={seed}"],
+            folder,
+            baseline=name,
+            init_std=init_std,
+        )
         for config in configs
         for variant in dict.fromkeys([UNCHANGED, *(variants or [])])
         for seed in numbers_in("--seeds", seeds)
-    ]
-    for trial in trials:
-        trial.training.check()
+    }
+    for training in trainings.values():
+        training.check()
     with resumable(folder):
-        for trial in trials:
+        for training in trainings.values():
             try:
-                if not trial.training.is_over():
-                    train_in_process(trial.training, threads=threads)
+                if not training.is_over():
+                    train_in_process(training, threads=threads)
             except TrainingError as error:
                 # A learning rate that diverges is an outcome too.
                 log(str(error))
-    outcomes = [trial.outcome() for trial in trials]
-    show([asdict(each) for each in outcomes], as_json, lambda: table(outcomes))
+    outcomes = [
+        {"config": config, "variant": variant, "seed": seed, **outcome(training)}
+        for (config, variant, seed), training in trainings.items()
+    ]
+    show(outcomes, as_json, lambda: table(outcomes))
 
 
 if __name__ == "__main__":

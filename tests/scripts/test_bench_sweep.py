@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import sweep
-from sweep import Outcome, settings_of, table
+from sweep import settings_of, table
 from toy import write_toy
 from training_runs import TrainingRun
 from typer.testing import CliRunner
@@ -68,7 +68,7 @@ def test_a_variant_that_fails_is_an_outcome_too(config_file, monkeypatch):
     monkeypatch.setattr(sweep, "train_in_process", train)
     variant = "training.optimizer.learning_rate=2"
     lines = swept(config_file, "--variant", variant).stdout.splitlines()
-    assert lines[2].split() == [variant, "failed", "failed"]
+    assert lines[2].split() == [variant, "failed", "-"]
     assert "failed" not in lines[1]
 
 
@@ -80,13 +80,27 @@ def test_variants_have_a_row_and_configs_two_columns():
         ("configs/b.yaml", "x=1"): [None, 4.5],
     }
     outcomes = [
-        Outcome(config, variant, seed, score, 7, None if score is None else 2.0)
+        {
+            "config": config,
+            "variant": variant,
+            "seed": seed,
+            "valid_score": score,
+            "minutes": None if score is None else 2.0,
+        }
         for (config, variant), row in scores.items()
         for seed, score in enumerate(row)
     ]
     assert [line.split() for line in table(outcomes).split("\n")] == [
-        ["variant", "a", "min", "b", "min"],
-        ["(the", "config's", "own)", "10.00", "2.0", "failed", "failed"],
+        [
+            "variant",
+            "configs/a.yaml",
+            "configs/a.yaml,",
+            "min",
+            "configs/b.yaml",
+            "configs/b.yaml,",
+            "min",
+        ],
+        ["(the", "config's", "own)", "10.00", "2.0", "failed", "-"],
         ["x=1", "11.50", "±", "0.71", "2.0", "4.50", "2.0"],
     ]
 
