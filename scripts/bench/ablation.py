@@ -3,11 +3,11 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median, stdev
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -18,13 +18,14 @@ from cli import (
     AsJson,
     Data,
     Folder,
+    Rounds,
     Threads,
     hardware,
     names_in,
     resumable,
     show,
 )
-from harness import log, play_rounds, ratios, run_in_process
+from harness import log, mean_and_deviation, play_rounds, ratios, run_in_process
 from train import training_worker
 from training_runs import Ours, train_in_process
 
@@ -72,6 +73,8 @@ BASE = EncoderDecoderConfig(
 # Shared by both languages; the number of parameters, and so the widths, depend on it.
 VOCAB_SIZE = 8000
 FLOAT_BYTES = 4
+# What is timed, in target tokens a second.
+KINDS = ("training", "decoding")
 # Length of every timed translation, about that of a caption, so that a variant that has not learned
 # to end its sentences writes as much as the others.
 NUM_TOKENS = 16
@@ -166,35 +169,6 @@ def trainings(
             yield name, Ours(config, RunDirectory(folder / f"{name}-{seed}"))
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """One training of a variant."""
-
-    seed: int
-    valid_loss: float  # mean negative log likelihood per token, in nats
-    test_bleu: float
-    signature: str
-
-    @classmethod
-    def of(cls, finished: Ours) -> "Trained":
-        """Score a finished training."""
-        checkpoint, progress = list(finished.best_checkpoints())[-1]
-        score = finished.score(checkpoint, next(iter(finished.config.data.test)))
-        return cls(finished.config.seed, -progress.score, score.score, score.signature)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A variant, with its trainings by seed and its speeds by round, in target tokens a second."""
-
-    name: str
-    parameters: int
-    cache_bytes: int
-    trainings: Sequence[Trained]
-    training: Sequence[float]
-    decoding: Sequence[float]
-
-
 def speeds(
     runs: Mapping[str, RunDirectory], *, rounds: int, lines: int, seconds: float, threads: int
 ) -> dict[str, list[float]]:
@@ -209,7 +183,7 @@ def speeds(
         arguments = {"folder": str(runs[name].path), "num_lines": lines, "threads": threads}
         return run_in_process("ablation.decoding_speed", **arguments)
 
-    entries = [f"{name} {kind}" for name in runs for kind in ("training", "decoding")]
+    entries = [f"{name} {kind}" for name in runs for kind in KINDS]
     return play_rounds(entries, rounds, turn, "target tokens/s")
 
 
@@ -249,33 +223,24 @@ HEAD = (
 )
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a table in Markdown; speeds are multiples of those of the first row."""
+    speeds = {
+        kind: [f"{speed:.2f}" for speed in relative_speeds([row[kind] for row in rows])]
+        for kind in KINDS
+    }
     lines = [HEAD]
-    columns = [["-"] * len(rows)] * 2
-    if rows[0].training:
-        columns = [
-            [f"{speed:.2f}" for speed in relative_speeds(turns)]
-            for turns in ([row.training for row in rows], [row.decoding for row in rows])
-        ]
-    for row, training, decoding in zip(rows, *columns, strict=True):
+    for number, row in enumerate(rows):
         cells = [
-            row.name,
-            f"{row.parameters:,}",
-            _mean([trained.valid_loss for trained in row.trainings], ".3f"),
-            _mean([trained.test_bleu for trained in row.trainings], ".2f"),
-            training,
-            decoding,
-            f"{row.cache_bytes:,}",
+            row["name"],
+            f"{row['parameters']:,}",
+            mean_and_deviation(row["valid_losses"], ".3f"),
+            mean_and_deviation(row["test_bleus"]),
+            *(speeds[kind][number] for kind in KINDS),
+            f"{row['cache_bytes']:,}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _mean(values: Sequence[float], form: str) -> str:
-    """Return the mean, with the standard deviation where there are several values."""
-    mean = format(fmean(values), form)
-    return mean if len(values) == 1 else f"{mean} ± {stdev(values):{form}}"
 
 
 app = new_app(add_completion=False)
@@ -288,7 +253,7 @@ def ablation(
     members: Annotated[str, typer.Option(help="Variants besides the base.")] = ",".join(CHANGES),
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each: seeds 1, 2, ...")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each.")] = 500,
-    rounds: Annotated[int, typer.Option(min=0, help="Number of timed turns of each.")] = 5,
+    rounds: Rounds = 5,
     lines: Annotated[int, typer.Option(min=1, help="Lines translated in a turn.")] = 500,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of training in a turn.")] = 4.0,
     threads: Threads = 2,
@@ -311,37 +276,30 @@ def ablation(
     text = load_config(CONFIG, [f"data.root={data.resolve()}"])
     check_data_files(text.data)
     torch.set_num_threads(threads)
-    results: dict[str, list[Trained]] = {name: [] for name in names}
+    # By seed, the losses of the validation text are means per token, in nats.
+    rows = {
+        name: {"name": name, "parameters": num_parameters(variant(name))}
+        | {"valid_losses": [], "test_bleus": []}
+        for name in names
+    }
     runs: dict[str, RunDirectory] = {}
     with resumable(folder):
-        for name, each in trainings(text, folder, names, range(1, seeds + 1), steps):
-            if not each.is_over():
-                train_in_process(each, threads=threads)
-            trained = Trained.of(each)
-            results[name].append(trained)
-            runs.setdefault(name, each.run)
-            log(
-                f"{each.run.path.name}: loss {trained.valid_loss:.3f}, BLEU {trained.test_bleu:.2f}"
-            )
+        for name, training in trainings(text, folder, names, range(1, seeds + 1), steps):
+            if not training.is_over():
+                train_in_process(training, threads=threads)
+            checkpoint, progress = list(training.best_checkpoints())[-1]
+            score = training.score(checkpoint, next(iter(text.data.test)))
+            rows[name]["valid_losses"].append(-progress.score)
+            rows[name]["test_bleus"].append(score.score)
+            runs.setdefault(name, training.run)
+            log(f"{training.run.path.name}: loss {-progress.score:.3f}, BLEU {score.score:.2f}")
         turns = speeds(runs, rounds=rounds, lines=lines, seconds=seconds, threads=threads)
-    rows = [
-        Row(
-            name,
-            num_parameters(variant(name)),
-            cache_bytes(runs[name]),
-            results[name],
-            turns[f"{name} training"],
-            turns[f"{name} decoding"],
-        )
-        for name in names
-    ]
-    show(
-        [asdict(row) for row in rows],
-        as_json,
-        lambda: table(rows),
-        f"\n{steps} steps, {seeds} seeds, BLEU {rows[0].trainings[0].signature}; "
-        f"{hardware(threads)}",
-    )
+    for name, row in rows.items():
+        row["cache_bytes"] = cache_bytes(runs[name])
+        row |= {kind: turns[f"{name} {kind}"] for kind in KINDS}
+    result = list(rows.values())
+    note = f"\n{steps} steps, {seeds} seeds, BLEU {score.signature}; {hardware(threads)}"
+    show(result, as_json, lambda: table(result), note)
 
 
 if __name__ == "__main__":

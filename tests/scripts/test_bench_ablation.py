@@ -12,10 +12,9 @@ from ablation import (
     BASE,
     CHANGES,
     HEAD,
+    KINDS,
     NUM_TOKENS,
     SEARCH,
-    Row,
-    Trained,
     num_parameters,
     relative_speeds,
     table,
@@ -67,9 +66,10 @@ def test_a_bad_turn_of_the_first_member_changes_no_ratio():
 
 
 def test_the_table_has_means_spreads_and_multiples_of_the_first():
-    def row(name: str, losses: list[float], *speeds: list[float]) -> Row:
-        trained = [Trained(seed, loss, 10 * loss, "sig") for seed, loss in enumerate(losses, 1)]
-        return Row(name, 1234567, 96, trained, *speeds)
+    def row(name: str, losses: list[float], training: list[float], decoding: list[float]) -> dict:
+        means = {"valid_losses": losses, "test_bleus": [10 * loss for loss in losses]}
+        sizes = {"name": name, "parameters": 1234567, "cache_bytes": 96}
+        return sizes | means | {"training": training, "decoding": decoding}
 
     base = row("base", [2.0, 3.0], [100, 200, 50], [10, 20, 5])
     other = row("other", [1.0, 3.0], [50, 100, 10], [20, 40, 10])
@@ -77,8 +77,9 @@ def test_the_table_has_means_spreads_and_multiples_of_the_first():
         "| base | 1,234,567 | 2.500 ± 0.707 | 25.00 ± 7.07 | 1.00 | 1.00 | 96 |",
         "| other | 1,234,567 | 2.000 ± 1.414 | 20.00 ± 14.14 | 0.50 | 2.00 | 96 |",
     ]
-    alone = row("alone", [2.0], [], [])
-    assert table([alone]).splitlines()[2] == "| alone | 1,234,567 | 2.000 | 20.00 | - | - | 96 |"
+    alone = row("alone", [2.0], [3.0], [4.0])
+    cells = "| alone | 1,234,567 | 2.000 | 20.00 | 1.00 | 1.00 | 96 |"
+    assert table([alone]).splitlines()[2] == cells
 
 
 @pytest.fixture
@@ -98,11 +99,15 @@ def small(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_the_command_trains_each_variant_once(small, monkeypatch):
     words = ["--folder", str(small / "runs"), "--members", "latent", "--seeds", "2"]
-    words += ["--rounds", "0", "--threads", "1"]
+    words += ["--rounds", "1", "--threads", "1"]
+    monkeypatch.setattr(
+        ablation, "speeds", lambda runs, **_: {f"{x} {y}": [1.0] for x in runs for y in KINDS}
+    )
     first = CliRunner().invoke(ablation.app, [*words, "--json"], catch_exceptions=False)
     rows = json.loads(first.stdout)
     assert [row["name"] for row in rows] == ["base", "latent"]
-    assert [trained["seed"] for trained in rows[0]["trainings"]] == [1, 2]
+    assert [len(row["test_bleus"]) for row in rows] == [2, 2]
+    assert all(loss > 0 for row in rows for loss in row["valid_losses"])
     # Keys and values of two heads, over four layers of 32; or a latent and a rotated key.
     assert [row["cache_bytes"] for row in rows] == [4 * 4 * 2 * 2 * 32, 4 * 4 * (48 + 16)]
     monkeypatch.delattr(ablation, "train_in_process")
