@@ -8,7 +8,7 @@ int8. tformer also takes CTranslate2 as its engine. All have the same weights an
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,10 +18,12 @@ import torch
 import typer
 from cli import (
     ALL_CONDITIONS,
+    CPU,
     MULTI30K,
     ROOT,
     AsJson,
     Conditions,
+    Data,
     Rounds,
     Threads,
     VocabSize,
@@ -30,18 +32,11 @@ from cli import (
     show,
 )
 from decode_baselines import BASELINES, Setting, Task
-from decode_models import (
-    SIZES,
-    decoding_config,
-    pairs_to_translate,
-    refuse_another_design,
-    trained,
-)
 from harness import (
     CONDITIONS,
     Condition,
     Worker,
-    aligned,
+    columns_table,
     log,
     median_and_range,
     play_rounds,
@@ -49,15 +44,20 @@ from harness import (
     spread,
     watched,
 )
+from train import SIZES as TRAINING_SIZES
+from train import TRAINING, benchmark_config, multi30k_text, network
 
 from tformer_cli.cli.entry import new_app, run
-from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.config import BleuConfig, Config, EvaluationConfig
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.training import CosineSchedule, MuonConfig
+from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.device import has_vnni
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.training.trainer import train
 
 TITLES = {
     "ours": "tformer",
@@ -82,32 +82,77 @@ WARM_UP_LINES = 64
 TRIAL_SENTENCES = 512
 # Keys of the results, with their titles in the table.
 MEDIANS = {
-    "speeds": "sentences/s",
+    "speeds": "sentences/s:",
     "ratios": "times as fast tformer is as",
-    "backend_ratios": "times as fast as its engine",
+    "backend_ratios": "times as fast as its engine:",
 }
 ROWS = {
-    "bleu": ("BLEU", ".2f"),
-    "tokens": ("output tokens", ","),
-    "sentences": ("sentences", ","),
-    "memory_mib": ("peak MiB", ",.0f"),
-    "settings": ("fastest setting", ""),
+    "bleu": ("BLEU:", ".2f"),
+    "memory_mib": ("peak MiB:", ",.0f"),
+    "settings": ("fastest setting:", ""),
 }
+TEST_SET = "test_2016_flickr"
+SIZES = TRAINING_SIZES | {"base": network(512, 6, 8, 2048)}
+# A deep and wide post-norm network diverges at the learning rate of the others.
+LEARNING_RATES = {"tiny": 3e-3, "small": 3e-3, "base": 1e-3}
+BASE_STEPS = 150
+MODELS = ROOT / "runs" / "decode"
+
+
+def decoding_config(folder: Path, size: str, vocab_size: int, steps: int) -> Config:
+    """Return the config of a model to translate with."""
+    config = benchmark_config(folder, "tiny", vocab_size)
+    test = {TEST_SET: ParallelText(**multi30k_text(folder, TEST_SET))}
+    return replace(
+        config,
+        data=replace(config.data, test=test),
+        # Few steps overfit little, and a post-norm network wants a long warm-up.
+        model=replace(SIZES[size], dropout=0.1),
+        training=replace(
+            TRAINING,
+            optimizer=MuonConfig(learning_rate=LEARNING_RATES[size]),
+            batch_tokens=2048,
+            schedule=CosineSchedule(warmup_steps=steps // 4),
+            max_steps=steps,
+            validate_every=steps,
+            save_every=100,
+            keep_checkpoints=1,
+        ),
+        # The text is tokenized already.
+        evaluation=EvaluationConfig(bleu=BleuConfig(tokenize="none")),
+    )
+
+
+def trained(size: str, config: Config, models: Path = MODELS) -> RunDirectory:
+    """Train a model unless it is trained already; return its run."""
+    run = RunDirectory(models / f"{size}-{config.training.max_steps}")
+    train(config, run, device=CPU)
+    return run
+
+
+def pairs_to_translate(config: Config) -> list[tuple[str, str]]:
+    """Return the pairs of the first test set, or of the validation text where there is none."""
+    text = next(iter(config.data.test.values()), config.data.valid)
+    return list(read_pairs(text.source, text.target))
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How much is measured."""
+class Samples:
+    """How many sentences are translated; None for the whole test text."""
 
-    threads: int  # of each baseline, all its workers together
-    rounds: int  # number of turns of each
-    alone: int  # sentences that are translated one at a time
-    textbook: int  # sentences of the textbook, which would take hours for all
-    sentences: int | None = None  # of the file; None for the whole test text
-    others: Sequence[str] = COMPARABLE
-    searches: Sequence[str] = tuple(SEARCHES)
-    modes: Sequence[str] = tuple(MODES)
-    condition: Condition = "tuned"  # of all baselines
+    file: int | None  # as a file
+    one: int  # one at a time
+    textbook: int  # by the textbook, which would take hours for all
+
+    def of(
+        self, pairs: Sequence[tuple[str, str]], name: str, *, alone: bool
+    ) -> Sequence[tuple[str, str]]:
+        """Return what a baseline translates of the test text."""
+        if self.file is not None:
+            pairs = spread(pairs, self.file)
+        if alone:
+            pairs = spread(pairs, self.one)
+        return spread(pairs, self.textbook) if name == "textbook" else pairs
 
 
 class DecodeWorker(Worker):
@@ -146,56 +191,47 @@ def speeds_by_setting(name: str, task: Task, lines: Sequence[str]) -> dict[Setti
     return speeds
 
 
-def compare(folder: RunDirectory, options: Options) -> dict[str, Any]:
-    """Let all baselines translate the test text of a run; return results by search and mode."""
-    trained = load_trained_model(folder)
-    config, tokenizers = trained.config, trained.tokenizers
-    refuse_another_design(config.model)
-    pairs = pairs_to_translate(config)
-    if options.sentences is not None:
-        pairs = spread(pairs, options.sentences)
+def compare(
+    run: RunDirectory,
+    names: Sequence[str],
+    searches: Sequence[str],
+    samples: Samples,
+    *,
+    condition: Condition,
+    threads: int,
+    rounds: int,
+) -> dict[str, Any]:
+    """Let baselines translate the test text of a run; return results by search and mode."""
+    model = load_trained_model(run)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as exports:
         for quantization in ("float32", "int8"):
-            CTranslate2Format(quantization).save(trained, Path(exports) / quantization)
-        for search, mode in itertools.product(options.searches, options.modes):
+            CTranslate2Format(quantization).save(model, Path(exports) / quantization)
+        for search, (mode, alone) in itertools.product(searches, MODES.items()):
+            log(f"{run.path.name} {search} {mode} {condition}")
             task = Task(
-                str(folder.path),
-                exports,
-                SEARCHES[search],
-                MODES[mode],
-                options.threads,
-                condition=options.condition,
+                str(run.path), exports, SEARCHES[search], alone, threads, condition=condition
             )
-            log(f"{folder.path.name} {search} {mode} {task.condition}")
-            cell = compare_one(task, pairs, config, tokenizers, options)
+            pairs = pairs_to_translate(model.config)
+            texts = {name: samples.of(pairs, name, alone=alone) for name in names}
+            cell = compare_one(task, texts, model.config, rounds)
             results.setdefault(search, {})[mode] = cell
     return results
 
 
 def compare_one(
-    task: Task,
-    pairs: Sequence[tuple[str, str]],
-    config: Config,
-    tokenizers: Tokenizers,
-    options: Options,
+    task: Task, texts: Mapping[str, Sequence[tuple[str, str]]], config: Config, rounds: int
 ) -> dict[str, Any]:
-    """Let all baselines translate by one search in one mode."""
-    sample = spread(pairs, options.alone) if task.alone else pairs
-    texts = dict.fromkeys(("ours", *options.others), sample)
-    if "textbook" in texts:
-        texts["textbook"] = spread(sample, options.textbook)
+    """Let baselines translate, each its own pairs, by one search in one mode."""
     sources = {name: [source for source, _ in text] for name, text in texts.items()}
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
-    keys = ("bleu", "tokens", "sentences", "memory_mib", "settings", "tried")
-    results: dict[str, dict[str, Any]] = {key: {} for key in keys}
+    results: dict[str, dict[str, Any]] = {key: {} for key in ROWS}
     with contextlib.ExitStack() as stack:
         workers: dict[str, DecodeWorker] = {}
         for name, lines in sources.items():
             best, *others = BASELINES[name].settings(task)
             if others:
                 tried = speeds_by_setting(name, task, spread(lines, TRIAL_SENTENCES))
-                results["tried"][name] = {str(setting): speed for setting, speed in tried.items()}
                 best = max(tried, key=lambda setting: tried[setting])
             results["settings"][name] = str(best)
             workers[name] = stack.enter_context(DecodeWorker(name, task))
@@ -203,13 +239,10 @@ def compare_one(
         for name, worker in workers.items():
             translations, memory = worker.watched_turn(sources[name])
             references = [reference for _, reference in texts[name]]
-            encoded = tokenizers.target.encode_batch(translations)
             results["bleu"][name] = metric.score(translations, references).score
-            results["tokens"][name] = sum(map(len, encoded))
-            results["sentences"][name] = len(translations)
             results["memory_mib"][name] = memory / 2**20
         speeds = play_rounds(
-            workers, options.rounds, lambda name: workers[name].speed(sources[name]), "sentences/s"
+            workers, rounds, lambda name: workers[name].speed(sources[name]), "sentences/s"
         )
     return summary(speeds) | results
 
@@ -236,20 +269,28 @@ def summary(speeds: dict[str, list[float]]) -> dict[str, Any]:
     return medians.pop("speeds") | medians | {"rounds": by_round}
 
 
+def cells(result: dict[str, Any]) -> dict[str, str]:
+    """Return the column of one size, condition, search and mode."""
+    column = {
+        f"{title} {TITLES[name]}": median_and_range(numbers)
+        for key, title in MEDIANS.items()
+        for name, numbers in result["rounds"][key].items()
+    }
+    return column | {
+        f"{title} {TITLES[name]}": format(value, form)
+        for key, (title, form) in ROWS.items()
+        for name, value in result[key].items()
+    }
+
+
 def table(size: str, results: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Return a table of one size with a column for each search and mode."""
-    cells = [cell for modes in results.values() for cell in modes.values()]
-    rows = [[size, *(f"{search} {mode}" for search, modes in results.items() for mode in modes)]]
-    for key, title in MEDIANS.items():
-        rows.append([title, *("" for _ in cells)])
-        for name in cells[0]["rounds"][key]:
-            medians = (median_and_range(cell["rounds"][key][name]) for cell in cells)
-            rows.append([f"  {TITLES[name]}", *medians])
-    for key, (title, form) in ROWS.items():
-        rows.append([title, *("" for _ in cells)])
-        for name in cells[0]["sentences"]:
-            rows.append([f"  {TITLES[name]}", *(format(cell[key][name], form) for cell in cells)])
-    return aligned(rows)
+    """Return a table of one size and condition with a column for each search and mode."""
+    columns = {
+        f"{search} {mode}": cells(result)
+        for search, modes in results.items()
+        for mode, result in modes.items()
+    }
+    return columns_table(size, columns)
 
 
 app = new_app(add_completion=False)
@@ -257,31 +298,16 @@ app = new_app(add_completion=False)
 
 @app.command()
 def decode(
-    folder: Annotated[
-        Path,
-        typer.Option(
-            "--folder", "--data", metavar="DIR", help="Multi30k.", show_default="data/multi30k"
-        ),
-    ] = MULTI30K,
+    data: Data = MULTI30K,
     sizes: Annotated[
         str,
         typer.Option(help="tiny: 4+4 layers of width 128; small: 3+3 of 256; base: 6+6 of 512."),
     ] = ",".join(SIZES),
-    run_folder: Annotated[
-        Path | None,
-        typer.Option("--run", metavar="RUN", help="A run of Marian's design, in place of --sizes."),
-    ] = None,
-    models: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Folder of the models.", show_default="runs/decode"),
-    ] = ROOT / "runs" / "decode",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training tiny and small.")] = 1500,
-    base_steps: Annotated[int, typer.Option(min=1, help="Steps of training base.")] = 150,
+    steps: Annotated[
+        int, typer.Option(min=1, help=f"Steps of training tiny and small; base has {BASE_STEPS}.")
+    ] = 1500,
     others: Annotated[str, typer.Option(help="Baselines besides tformer.")] = ",".join(COMPARABLE),
     searches: Annotated[str, typer.Option(help="Searches.")] = ",".join(SEARCHES),
-    modes: Annotated[
-        str, typer.Option(help="file: the test text; one: a sentence at a time.")
-    ] = ",".join(MODES),
     conditions: Conditions = ALL_CONDITIONS,
     rounds: Rounds = 3,
     threads: Threads = 2,
@@ -306,7 +332,8 @@ def decode(
     trained far enough to end its sentences by itself.
 
     Each is a process of its own, in the condition `default` with the settings of nobody, in `tuned`
-    with the environment and the allocator of tformer's command line. Batch sizes and numbers of
+    with the environment and the allocator of tformer's command line; tformer as a Python program
+    uses it sets its allocator in either. Batch sizes and numbers of
     processes are tried beforehand, and the fastest are kept. They take turns, in every second round
     backwards; speeds and ratios are medians over the rounds, with their range. Encoding and
     decoding of text count, loading does not. `file` is the test text, `one` a sample of it, one
@@ -315,28 +342,24 @@ def decode(
 
     Example: python scripts/bench/decode.py --sizes tiny --json
     """
-    options = Options(
-        threads,
-        rounds,
-        sample,
-        textbook_sample,
-        sentences,
-        names_in("--others", others, OTHERS, "baseline"),
-        names_in("--searches", searches, SEARCHES, "search"),
-        names_in("--modes", modes, MODES, "mode"),
-    )
+    names = ("ours", *names_in("--others", others, OTHERS, "baseline"))
+    chosen = names_in("--searches", searches, SEARCHES, "search")
     columns = names_in("--conditions", conditions, CONDITIONS, "condition")
     torch.set_num_threads(threads)
-    configs = {}
-    if run_folder is None:
-        for size in names_in("--sizes", sizes, SIZES, "size"):
-            num_steps = base_steps if size == "base" else steps
-            configs[size] = decoding_config(folder, size, vocab_size, num_steps)
-    runs = trained(configs, models) if run_folder is None else [(run_folder.name, run_folder)]
-    results = {
-        f"{name} {condition}": compare(RunDirectory(path), replace(options, condition=condition))
-        for (name, path), condition in itertools.product(runs, columns)
-    }
+    results = {}
+    for size in names_in("--sizes", sizes, SIZES, "size"):
+        num_steps = BASE_STEPS if size == "base" else steps
+        run = trained(size, decoding_config(data, size, vocab_size, num_steps))
+        for condition in columns:
+            results[f"{size} {condition}"] = compare(
+                run,
+                names,
+                chosen,
+                Samples(sentences, sample, textbook_sample),
+                condition=condition,
+                threads=threads,
+                rounds=rounds,
+            )
     tables = lambda: "\n\n".join(table(*item) for item in results.items())  # noqa: E731
     show(results, as_json, tables, rounds_on(rounds, threads))
 

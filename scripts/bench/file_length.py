@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 from cli import AsJson, Rounds, hardware, names_in, show
-from decode_models import pairs_to_translate
+from decode import pairs_to_translate
 from harness import aligned, median_and_range, play_rounds, ratios, watched
 
 from tformer_cli.cli.entry import new_app, run

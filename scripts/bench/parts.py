@@ -14,7 +14,7 @@ import torch
 import typer
 from ablation import BASE
 from cli import CPU, MULTI30K, AsJson, Data, Rounds, Threads, hardware, show
-from decode_models import SIZES
+from decode import SIZES
 from harness import log, proc_bytes, run_in_process, spread
 from train import benchmark_config
 from train_baselines import Ours, Task

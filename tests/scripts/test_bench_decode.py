@@ -15,29 +15,31 @@ from types import SimpleNamespace
 import decode
 import pytest
 import torch
-from decode import DecodeWorker, Options, app, compare, speeds_by_setting, summary, table
-from decode_baselines import BASELINES, Baseline, Setting, Task, answer
-from decode_models import (
+from decode import (
     SIZES,
+    DecodeWorker,
+    Samples,
+    app,
+    compare,
     decoding_config,
-    pairs_to_translate,
-    refuse_another_design,
+    speeds_by_setting,
+    summary,
+    table,
     trained,
 )
+from decode_baselines import BASELINES, Baseline, Setting, Task, answer
 from harness import family, family_memory, spread, watched
 from toy import CONFIG, sentence, translation, write_toy
 from typer.testing import CliRunner
 
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.errors import TrainingError, UsageError
+from tformer_cli.errors import TrainingError
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training.trainer import train
-from tformer_cli.translate.translator import Translator
 
 LINES = ["abc de", "", "g", "fa b c", "dd ee ff", "a b", "efg"]
 Make = Callable[..., Baseline]
@@ -123,14 +125,14 @@ class InProcess(DecodeWorker):
 def test_all_have_results_and_ours_has_ratios(run, monkeypatch, capsys):
     names = ("ours", "textbook", "ctranslate2_float32", "ctranslate2_backend")
     monkeypatch.setattr(decode, "DecodeWorker", InProcess)
-    options = Options(1, rounds=1, alone=6, textbook=2, sentences=8, others=names[1:])
-    results = compare(run, replace(options, searches=["greedy"], modes=["one"]))
+    monkeypatch.setattr(decode, "MODES", {"one": True})
+    samples = Samples(file=8, one=6, textbook=2)
+    results = compare(run, names, ["greedy"], samples, condition="tuned", threads=1, rounds=1)
     assert results.keys() == {"greedy"}
     assert results["greedy"].keys() == {"one"}
     cell = results["greedy"]["one"]
-    for figure in ("bleu", "tokens", "sentences", "memory_mib"):
+    for figure in ("bleu", "memory_mib"):
         assert tuple(cell[figure]) == names
-    assert cell["sentences"] == dict.fromkeys(names, 6) | {"textbook": 2}
     assert cell["settings"] == {
         "ours": "own batches",
         "textbook": "batch 1",
@@ -143,15 +145,18 @@ def test_all_have_results_and_ours_has_ratios(run, monkeypatch, capsys):
             cell["ctranslate2_backend"] / cell["ctranslate2_float32"]
         )
     }
-    lines = [source for source, _ in pairs_to_translate(load_config(run.config_file))]
-    expected = Translator.load(run.path).translate(
-        spread(spread(lines, 8), 6), decoding=GreedyConfig()
-    )
-    # Each character is a token.
-    assert cell["tokens"]["ours"] == sum(map(len, expected))
     assert 0 <= cell["bleu"]["ours"] <= 100
     assert cell["memory_mib"]["ours"] > 50
     assert capsys.readouterr().err.startswith("run greedy one tuned\nround 1/1: ours ")
+
+
+def test_each_translates_a_sample_of_the_file():
+    pairs = [(str(number), "") for number in range(16)]
+    samples = Samples(file=8, one=4, textbook=2)
+    assert samples.of(pairs, "ours", alone=False) == pairs[::2]
+    assert samples.of(pairs, "hf", alone=True) == pairs[::4]
+    assert samples.of(pairs, "textbook", alone=True) == pairs[::8]
+    assert Samples(file=None, one=4, textbook=2).of(pairs, "ours", alone=False) == pairs
 
 
 def test_fastest_setting_is_kept(run, exports, monkeypatch):
@@ -159,16 +164,13 @@ def test_fastest_setting_is_kept(run, exports, monkeypatch):
     monkeypatch.setattr(
         decode, "speeds_by_setting", lambda *_: {Setting(64): 3.0, Setting(128): 5.0}
     )
-    known = load_trained_model(run)
     cell = decode.compare_one(
         Task(str(run.path), str(exports), 1, alone=False, threads=1, max_length=20),
-        [("abc", "CBA"), ("d", "D")],
-        known.config,
-        known.tokenizers,
-        Options(threads=1, rounds=1, alone=1, textbook=1, others=("textbook", "hf")),
+        dict.fromkeys(("ours", "textbook", "hf"), (("abc", "CBA"), ("d", "D"))),
+        load_config(run.config_file),
+        rounds=1,
     )
     assert cell["settings"]["hf"] == "batch 128"
-    assert cell["tried"] == {"hf": {"batch 64": 3.0, "batch 128": 5.0}}
 
 
 def test_settings_are_tried_in_a_process_without_torch(run, exports, baseline):
@@ -185,7 +187,7 @@ def test_settings_are_tried_in_a_process_without_torch(run, exports, baseline):
     assert 5 * 2**20 < memory < 150 * 2**20
 
 
-def test_json_is_by_size_search_and_mode(run, monkeypatch):
+def test_json_is_by_size_search_and_mode(run, monkeypatch, tmp_path):
     cells = []
 
     def known(task, *_):
@@ -193,13 +195,11 @@ def test_json_is_by_size_search_and_mode(run, monkeypatch):
         return {"ours": 7.0}
 
     monkeypatch.setattr(decode, "compare_one", known)
-    printed = CliRunner().invoke(
-        app,
-        ["--run", str(run.path), "--threads", "3", "--json", "--conditions", "default"],
-        catch_exceptions=False,
-    )
+    monkeypatch.setattr(decode, "trained", lambda size, config: run)
+    words = ["--data", str(multi30k(tmp_path)), "--sizes", "tiny", "--threads", "3", "--json"]
+    printed = CliRunner().invoke(app, [*words, "--conditions", "default"], catch_exceptions=False)
     modes = {"file": {"ours": 7.0}, "one": {"ours": 7.0}}
-    assert json.loads(printed.stdout) == {"run default": {"greedy": modes, "beam5": modes}}
+    assert json.loads(printed.stdout) == {"tiny default": {"greedy": modes, "beam5": modes}}
     assert [(cell.beam, cell.alone, cell.threads) for cell in cells] == [
         (1, False, 3),
         (1, True, 3),
@@ -247,39 +247,24 @@ def test_table_reads_as_a_column_a_search_and_mode():
             "backend_ratios": {"ctranslate2_backend": [0.984]},
         },
         "bleu": {"ours": 30.0, "textbook": 29.5},
-        "tokens": {"ours": 13000, "textbook": 400},
-        "sentences": {"ours": 1000, "textbook": 32},
         "memory_mib": {"ours": 301.2, "textbook": 400.0},
         "settings": {"ours": "own batches", "textbook": "batch 32"},
-        "tried": {},
     }
     results = {"greedy": {"file": cell, "one": cell}}
     rows = [
-        ("sentences/s", ""),
-        ("  tformer", "1,200 (1,200-1,300)"),
-        ("  textbook", "8.0 (8.0-8.0)"),
-        ("times as fast tformer is as", ""),
-        ("  textbook", "150 (150-150)"),
-        ("times as fast as its engine", ""),
-        ("  tformer by CTranslate2", "0.98 (0.98-0.98)"),
-        ("BLEU", ""),
-        ("  tformer", "30.00"),
-        ("  textbook", "29.50"),
-        ("output tokens", ""),
-        ("  tformer", "13,000"),
-        ("  textbook", "400"),
-        ("sentences", ""),
-        ("  tformer", "1,000"),
-        ("  textbook", "32"),
-        ("peak MiB", ""),
-        ("  tformer", "301"),
-        ("  textbook", "400"),
-        ("fastest setting", ""),
-        ("  tformer", "own batches"),
-        ("  textbook", "batch 32"),
+        ("sentences/s: tformer", "1,200 (1,200-1,300)"),
+        ("sentences/s: textbook", "8.0 (8.0-8.0)"),
+        ("times as fast tformer is as textbook", "150 (150-150)"),
+        ("times as fast as its engine: tformer by CTranslate2", "0.98 (0.98-0.98)"),
+        ("BLEU: tformer", "30.00"),
+        ("BLEU: textbook", "29.50"),
+        ("peak MiB: tformer", "301"),
+        ("peak MiB: textbook", "400"),
+        ("fastest setting: tformer", "own batches"),
+        ("fastest setting: textbook", "batch 32"),
     ]
-    lines = [f"{'tiny':<27}{'greedy file':>22}{'greedy one':>22}"]
-    lines += [f"{title:<27}{cell:>22}{cell:>22}".rstrip() for title, cell in rows]
+    lines = [f"{'tiny':<51}{'greedy file':>22}{'greedy one':>22}"]
+    lines += [f"{title:<51}{cell:>22}{cell:>22}" for title, cell in rows]
     assert table("tiny", results).split("\n") == lines
 
 
@@ -344,29 +329,24 @@ def test_base_has_the_shape_of_the_paper():
     assert base.num_parameters() == 37 * 512 + 6 * (encoder + decoder)
 
 
-def test_models_are_trained_once(tmp_path):
+def multi30k(folder: Path) -> Path:
+    """A corpus with the file names of Multi30k."""
     chooser = random.Random(1)
     for split in ("train", "val", "test_2016_flickr"):
         lines = [sentence(chooser) for _ in range(120 if split == "train" else 7)]
         for language, text in (("en", lines), ("de", map(translation, lines))):
-            with gzip.open(tmp_path / f"{split}.lc.norm.tok.{language}.gz", "wt") as file:
+            with gzip.open(folder / f"{split}.lc.norm.tok.{language}.gz", "wt") as file:
                 file.writelines(f"{line}\n" for line in text)
-    config = decoding_config(tmp_path, "tiny", 300, steps=1)
+    return folder
+
+
+def test_models_are_trained_once(tmp_path):
+    config = decoding_config(multi30k(tmp_path), "tiny", 300, steps=1)
     config = replace(config, model=replace(config.model, num_encoder_layers=1, dim=12))
-    ((name, folder),) = trained({"tiny": config}, tmp_path / "models")
-    first = load_progress(RunDirectory(folder).pointed("last"))
-    assert (name, first.step) == ("tiny", 1)
-    ((_, folder),) = trained({"tiny": config}, tmp_path / "models")
-    assert load_progress(RunDirectory(folder).pointed("last")) == first
-
-
-def test_run_of_another_design_is_refused():
-    with pytest.raises(UsageError) as raised:
-        refuse_another_design(replace(SIZES["tiny"], norm_position="pre"))
-    assert str(raised.value) == (
-        "--run: its norms, positions and ties must be Marian's: post, layer, sinusoidal, all "
-        "(pre, layer, sinusoidal, all); name another run, or use --sizes"
-    )
+    run = trained("tiny", config, tmp_path / "models")
+    first = load_progress(run.pointed("last"))
+    assert (run.path.name, first.step) == ("tiny-1", 1)
+    assert load_progress(trained("tiny", config, tmp_path / "models").pointed("last")) == first
 
 
 def test_baseline_that_fails_is_named(monkeypatch):
