@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Compare variants of the Transformer, one change at a time from a modern base."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -25,7 +24,7 @@ from cli import (
     resumable,
     show,
 )
-from harness import log, mean_and_deviation, play_rounds, ratios, run_in_process
+from harness import log, mean_and_deviation, play_rounds, ratios, run_in_process, seconds_of
 from train import training_worker
 from training_runs import Ours, train_in_process
 
@@ -195,9 +194,8 @@ def decoding_speed(folder: str, num_lines: int, threads: int) -> float:
     lines = [source for source, _ in read_pairs(text.source, text.target)][:num_lines]
     translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, CPU)
     translator.translate(lines[:8], decoding=SEARCH)
-    start = time.perf_counter()
-    translator.translate(lines, decoding=SEARCH)
-    return NUM_TOKENS * len(lines) / (time.perf_counter() - start)
+    seconds = seconds_of(lambda: translator.translate(lines, decoding=SEARCH))
+    return NUM_TOKENS * len(lines) / seconds
 
 
 def cache_bytes(directory: RunDirectory) -> int:

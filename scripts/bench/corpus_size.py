@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +17,8 @@ import numpy as np
 import typer
 from cli import AsJson, hardware, numbers_in, show
 from harness import (
-    aligned,
     children_cpu_seconds,
+    columns_table,
     log,
     own_memory,
     proc_bytes,
@@ -42,6 +42,7 @@ MEDIAN_WORDS, SPREAD_WORDS, MAX_WORDS = 20, 0.6, 120
 # One pair in so many repeats an earlier one.
 REPEAT_EVERY = 50
 SHORT_LINES = 200
+VOCAB_SIZE, NUM_STEPS = 8000, 100
 # A small network: what is measured is the text.
 CONFIG = """
 seed: 1
@@ -157,9 +158,11 @@ def measure_plan(config_file: str, run: str) -> dict[str, float]:
     }
 
 
-def measure(num_pairs: int, steps: int, vocab_size: int, scratch: Path | None) -> dict[str, float]:
+def measure(
+    num_pairs: int, *, steps: int = NUM_STEPS, vocab_size: int = VOCAB_SIZE
+) -> dict[str, float]:
     """Write a text; learn its vocabulary, take the first steps, and resume halfway."""
-    with tempfile.TemporaryDirectory(dir=scratch) as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begin = time.perf_counter()
         write_text(folder, num_pairs)
@@ -182,7 +185,6 @@ def measure(num_pairs: int, steps: int, vocab_size: int, scratch: Path | None) -
             "corpus_size.measure_plan", config_file=str(config), run=str(training.path)
         )
     return {
-        "pairs": num_pairs,
         "text, MiB": text_mib,
         "vocab, s": vocab.seconds,
         "vocab, processor s": vocab.processor_seconds,
@@ -198,12 +200,9 @@ def measure(num_pairs: int, steps: int, vocab_size: int, scratch: Path | None) -
     }
 
 
-def table(results: Sequence[dict[str, float]]) -> str:
-    """Return a table with a column for each corpus."""
-    return aligned(
-        [name, *(f"{result[name]:,.{0 if result[name] >= 100 else 1}f}" for result in results)]
-        for name in results[0]
-    )
+def cells(result: dict[str, float]) -> dict[str, str]:
+    """Return the column of a corpus."""
+    return {name: f"{value:,.{0 if value >= 100 else 1}f}" for name, value in result.items()}
 
 
 app = new_app(add_completion=False)
@@ -212,17 +211,12 @@ app = new_app(add_completion=False)
 @app.command()
 def corpus_size(
     pairs: Annotated[str, typer.Option(help="Sentence pairs of each text.")] = "200000,2000000",
-    steps: Annotated[int, typer.Option(min=2, help="Steps of training.")] = 100,
-    vocab_size: Annotated[int, typer.Option(min=300, help="Vocabulary size.")] = 8000,
-    scratch: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where texts lie meanwhile: 300 bytes a pair, twice."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure `tformer vocab` and `tformer train` on texts of some sizes.
 
-    Each text is removed afterwards. A run begins with an empty folder, and is resumed from the
+    A text lies in the folder for temporary files (TMPDIR), with its store 600 bytes a pair, and is
+    removed afterwards. A run begins with an empty folder, and is resumed from the
     checkpoint halfway; times count from the start of the process. Processor time and memory are
     those of all processes of a command together, memory without the files they map, which the
     system may drop.
@@ -230,8 +224,9 @@ def corpus_size(
     Example: python scripts/bench/corpus_size.py --pairs 200000,2000000,20000000
     """
     counts = numbers_in("--pairs", pairs)
-    results = [measure(count, steps, vocab_size, scratch) for count in counts]
-    show(results, as_json, lambda: table(results), hardware(num_cores()))
+    results = {f"{count:,} pairs": measure(count) for count in counts}
+    columns = {name: cells(result) for name, result in results.items()}
+    show(results, as_json, lambda: columns_table("", columns), hardware(num_cores()))
 
 
 if __name__ == "__main__":

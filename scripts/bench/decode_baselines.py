@@ -98,13 +98,10 @@ class Ours(Baseline):
         """Load the translator."""
         import torch
 
-        super().use(setting)
-        torch.set_num_threads(self.task.threads)
-        self.load()
-
-    def load(self) -> None:
         from tformer_cli.translate.translator import Translator
 
+        super().use(setting)
+        torch.set_num_threads(self.task.threads)
         self.translator = Translator.load(
             self.task.run,
             device="cpu",

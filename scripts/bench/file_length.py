@@ -13,13 +13,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
 import typer
-from cli import AsJson, Rounds, hardware, names_in, show
+from cli import AsJson, Rounds, rounds_on, show
 from decode import pairs_to_translate
-from harness import aligned, median_and_range, play_rounds, ratios, watched
+from harness import columns_table, median_and_range, play_rounds, ratios, watched
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import load_config
@@ -51,11 +50,17 @@ with open(target, "w", encoding="utf-8") as output:
 
 
 def measure(
-    folder: Path, counts: Sequence[int], beam: int, engines: Sequence[str], rounds: int
+    folder: Path,
+    counts: Sequence[int],
+    rounds: int,
+    *,
+    beam: int = 1,
+    engines: Sequence[str] = tuple(TITLES),
 ) -> dict[str, Any]:
     """Let the engines translate a file of each number of lines, in turns.
 
-    Returns the seconds of each round, their ratios to the first engine, and the peak memory.
+    Returns the seconds of each round, how many times as fast the first engine is as each other one,
+    and the peak memory.
     """
     config = load_config(RunDirectory(folder).config_file)
     lines = [source for source, _ in pairs_to_translate(config)]
@@ -109,17 +114,14 @@ def translate(words: Sequence[str]) -> int:
     return max(samples)
 
 
-def table(results: dict[str, Any]) -> str:
-    """Return a table with a row for each file and engine."""
-    rows = [["lines", "engine", "seconds", "times as fast", "peak MiB"]]
-    for count, result in results.items():
-        for engine, seconds in result["seconds"].items():
-            others = result["ratios"].get(engine)
-            ratio = "" if others is None else f"{median(others):.2f}"
-            memory = f"{result['peak_mib'][engine]:,.0f}"
-            cells = [f"{int(count):,}", TITLES[engine], median_and_range(seconds), ratio, memory]
-            rows.append(cells)
-    return aligned(rows)
+def cells(result: dict[str, Any]) -> dict[str, str]:
+    """Return the column of a file."""
+    columns = {"seconds:": result["seconds"], "times as fast tformer is as": result["ratios"]}
+    return {
+        f"{title} {TITLES[engine]}": median_and_range(numbers)
+        for title, by_engine in columns.items()
+        for engine, numbers in by_engine.items()
+    } | {f"peak MiB: {TITLES[name]}": f"{mib:,.0f}" for name, mib in result["peak_mib"].items()}
 
 
 app = new_app(add_completion=False)
@@ -137,9 +139,6 @@ def file_length(
             show_default=", ".join(map(str, LINES)),
         ),
     ] = None,
-    engines: Annotated[
-        str, typer.Option(help="Who translates; the others are compared with the first.")
-    ] = ",".join(TITLES),
     beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 1,
     rounds: Rounds = 3,
     as_json: AsJson = False,
@@ -148,16 +147,15 @@ def file_length(
 
     Example: python scripts/bench/file_length.py runs/decode/tiny-1500 --lines 1
     """
-    chosen = names_in("--engines", engines, TITLES, "engine")
-    if "auto" in chosen or "ctranslate2" in chosen:
-        with tempfile.TemporaryDirectory() as name:
-            # The first translation writes the export.
-            source = Path(name) / "source"
-            source.write_text("\n", encoding="utf-8")
-            translate(command("auto", folder, source, Path(name) / "target", beam))
-    results = measure(folder, counts or LINES, beam, chosen, rounds)
-    note = f"{rounds} rounds, whole processes; how many times as fast {TITLES[chosen[0]]} is"
-    show(results, as_json, lambda: table(results), note, hardware(num_threads()))
+    with tempfile.TemporaryDirectory() as name:
+        # The first translation writes the export.
+        source = Path(name) / "source"
+        source.write_text("\n", encoding="utf-8")
+        translate(command("auto", folder, source, Path(name) / "target", beam))
+    results = measure(folder, counts or LINES, rounds, beam=beam)
+    columns = {f"{int(count):,} lines": cells(result) for count, result in results.items()}
+    note = f"whole processes; {rounds_on(rounds, num_threads())}"
+    show(results, as_json, lambda: columns_table("", columns), note)
 
 
 if __name__ == "__main__":

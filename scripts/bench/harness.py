@@ -215,6 +215,20 @@ def play_rounds(
     return speeds
 
 
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return the wall-clock time of a call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def time_ratio(call: Callable[[], object], other: Callable[[], object], rounds: int) -> float:
+    """Return the time of a call as a multiple of another's: the median of rounds in turns."""
+    pairs = [(seconds_of(call), seconds_of(other)) for _ in range(rounds + 1)]
+    # The first round warms up.
+    return median(one / two for one, two in pairs[1:])
+
+
 def ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
     """Return by round how many times as fast one is as another."""
     return [speed / other for speed, other in zip(speeds, others, strict=True)]

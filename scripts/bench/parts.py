@@ -2,20 +2,19 @@
 """Measure single components: norms, attention kernels, optimizers, warm-up."""
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from ablation import BASE
 from cli import CPU, MULTI30K, AsJson, Data, Rounds, Threads, hardware, show
 from decode import SIZES
-from harness import log, proc_bytes, run_in_process, spread
+from harness import aligned, log, proc_bytes, run_in_process, seconds_of, spread, time_ratio
 from train import benchmark_config
 from train_baselines import Ours, Task
 
@@ -44,42 +43,35 @@ SGD_RATES = (0.03, 0.1, 0.3, 1.0)
 
 def norm_ratio(dim: int, rows: int, rounds: int) -> float:
     """Return the time of LayerNorm as a multiple of RMSNorm's, forward and backward."""
-    norms = [build_norm(kind, dim, 1e-6, bias=True) for kind in ("layer", "rms")]
     states = torch.randn(rows, dim, requires_grad=True)
-
-    def seconds(norm: torch.nn.Module) -> float:
-        start = time.perf_counter()
-        norm(states).sum().backward()
-        return time.perf_counter() - start
-
-    pairs = [(seconds(norms[0]), seconds(norms[1])) for _ in range(rounds + 1)][1:]
-    return median(layer / rms for layer, rms in pairs)
+    layer, rms = (build_norm(kind, dim, 1e-6, bias=True) for kind in ("layer", "rms"))
+    return time_ratio(
+        lambda: layer(states).sum().backward(), lambda: rms(states).sum().backward(), rounds
+    )
 
 
 def attention_cost(kind: str, length: int, threads: int) -> dict[str, float]:
     """Return the cost of causal self-attention, forward and backward.
 
-    That is the median of the seconds, and the peak memory besides inputs and gradients.
+    That is the median of the seconds, and the peak memory besides inputs and gradients, in bytes.
     """
     torch.set_num_threads(threads)
     shape = (1, NUM_HEADS, length, HEAD_DIM)
     queries, keys, values = (torch.randn(shape, requires_grad=True) for _ in range(3))
 
-    def seconds() -> float:
-        start = time.perf_counter()
+    def attend() -> None:
         mask = AttentionMask(is_causal=True)
         ATTENTIONS[kind](queries, keys, values, mask, 0.0).sum().backward()
-        return time.perf_counter() - start
 
-    seconds()
+    attend()
     # Linux resets the peak, which the imports have set, to the memory held now.
     Path("/proc/self/clear_refs").write_text("5")
     before = proc_bytes()["VmRSS"]
-    median_seconds = median(seconds() for _ in range(5))
-    return {"seconds": median_seconds, "mib": (proc_bytes()["VmHWM"] - before) / 2**20}
+    median_seconds = median(seconds_of(attend) for _ in range(5))
+    return {"time": median_seconds, "memory": proc_bytes()["VmHWM"] - before}
 
 
-def attention_ratios(rounds: int, threads: int) -> dict[int, dict[str, float]]:
+def attention_ratios(rounds: int, threads: int) -> dict[str, float]:
     """Return time and memory of the formula as multiples of the kernel's, by length."""
     results = {}
     for length in LENGTHS:
@@ -88,11 +80,9 @@ def attention_ratios(rounds: int, threads: int) -> dict[int, dict[str, float]]:
             {kind: run_in_process("parts.attention_cost", kind=kind, **size) for kind in ATTENTIONS}
             for _ in range(rounds)
         ]
-        results[length] = {
-            unit: median(turn["naive"][unit] / turn["fast"][unit] for turn in turns)
-            for unit in ("seconds", "mib")
-        }
-        log(f"{length}: {results[length]}")
+        for unit in ("time", "memory"):
+            ratio = median(turn["naive"][unit] / turn["fast"][unit] for turn in turns)
+            results[f"{unit} of the attention formula / kernel, {length:,} tokens"] = ratio
     return results
 
 
@@ -109,11 +99,6 @@ def cache_ratios(task: Task, rounds: int) -> dict[int, float]:
     source, mask = pad_rows([[*ids, EOS_ID] for ids in task.tokenizers.source.encode_batch(lines)])
     prepared = prepare_for_inference(model, CPU)
 
-    def seconds(translate: Callable[[int], object], length: int) -> float:
-        start = time.perf_counter()
-        translate(length)
-        return time.perf_counter() - start
-
     def cached(length: int) -> None:
         search = GreedyConfig(min_length=length - 1, max_length=length)
         translator.translate(lines, decoding=search)
@@ -125,12 +110,10 @@ def cache_ratios(task: Task, rounds: int) -> dict[int, float]:
             best = prepared.output(prepared.decoder(rows, memory)[:, -1]).argmax(dim=-1)
             rows = torch.cat((rows, best[:, None]), dim=1)
 
-    results = {}
-    for length in CACHE_LENGTHS:
-        pairs = [(seconds(uncached, length), seconds(cached, length)) for _ in range(rounds + 1)]
-        # The first round warms up.
-        results[length] = median(slow / fast for slow, fast in pairs[1:])
-    return results
+    return {
+        length: time_ratio(partial(uncached, length), partial(cached, length), rounds)
+        for length in CACHE_LENGTHS
+    }
 
 
 def valid_losses(task: Task, steps: int) -> dict[str, float]:
@@ -161,32 +144,12 @@ def perplexity_ratios(task: Task, steps: int) -> dict[str, float]:
     """Return validation perplexities as multiples of that of AdamW with warm-up."""
     losses = valid_losses(task, steps)
     log(str(losses))
+    cold = losses["adamw without warm-up"]
     best = min(losses[f"sgd {rate:g}"] for rate in SGD_RATES)
     return {
-        "sgd": math.exp(best - losses["adamw"]),
-        "adamw without warm-up": math.exp(losses["adamw without warm-up"] - losses["adamw"]),
+        "perplexity of SGD with momentum / AdamW": math.exp(best - losses["adamw"]),
+        "perplexity of AdamW without warm-up / with it": math.exp(cold - losses["adamw"]),
     }
-
-
-def lines(result: dict[str, Any], steps: int) -> str:
-    """Return the ratios as lines."""
-    texts = [
-        f"LayerNorm / RMSNorm, width {dim}: {ratio:.2f} of the time"
-        for dim, ratio in result["layer_norm"].items()
-    ]
-    texts += [
-        f"formula / kernel, {length:,} tokens: {cost['seconds']:.2f} of the time, "
-        f"{cost['mib']:.1f} of the memory"
-        for length, cost in result["naive_attention"].items()
-    ]
-    texts += [
-        f"{name} / AdamW, {steps} steps: {ratio:.2f} of the perplexity"
-        for name, ratio in result["perplexity"].items()
-    ]
-    for size, by_length in result["kv_cache"].items():
-        ratios = ", ".join(f"{ratio:.1f} ({length})" for length, ratio in by_length.items())
-        texts.append(f"KV cache, {size}, times as fast by tokens written: {ratios}")
-    return "\n".join(texts)
 
 
 app = new_app(add_completion=False)
@@ -215,18 +178,17 @@ def parts(
     tiny = benchmark_config(data, "tiny", vocab_size=8000)
     adamw = replace(tiny.training, optimizer=AdamWConfig(learning_rate=2.5e-3), batch_tokens=2048)
     task = Task.of(replace(tiny, model=BASE, training=adamw))
-    result: dict[str, Any] = {
-        "layer_norm": {
-            str(dim): norm_ratio(dim, rows=2048, rounds=20 * rounds) for dim in (128, 512)
-        },
-        "naive_attention": attention_ratios(rounds, threads),
-        "perplexity": perplexity_ratios(task, steps),
-        "kv_cache": {
-            size: cache_ratios(replace(task, config=replace(tiny, model=model)), rounds)
-            for size, model in SIZES.items()
-        },
+    result = {
+        f"time of LayerNorm / RMSNorm, width {dim}": norm_ratio(dim, rows=2048, rounds=20 * rounds)
+        for dim in (128, 512)
     }
-    show(result, as_json, lambda: lines(result, steps), hardware(threads))
+    result |= attention_ratios(rounds, threads)
+    result |= perplexity_ratios(task, steps)
+    for size, model in SIZES.items():
+        by_length = cache_ratios(replace(task, config=replace(tiny, model=model)), rounds)
+        result |= {f"speed by the KV cache, {size}, {x} tokens": by_length[x] for x in by_length}
+    rows = [[name, f"{ratio:.2f}"] for name, ratio in result.items()]
+    show(result, as_json, lambda: aligned(rows), hardware(threads))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def test_a_text_has_a_repeated_pair_in_fifty_and_sentences_of_real_lengths(tmp_p
 
 @pytest.mark.slow
 def test_a_corpus_goes_through_vocabulary_training_and_resumption():
-    result = corpus_size.measure(1500, steps=4, vocab_size=500, scratch=None)
+    result = corpus_size.measure(1500, steps=4, vocab_size=500)
     assert 0 < result["pairs kept"] <= 1500
     assert 0 < result["train to step 1, s"] < result["train to step 4, s"]
     assert result["batches of an epoch"] > 4

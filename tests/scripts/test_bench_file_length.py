@@ -1,14 +1,12 @@
 """What longer and longer files take, on a run of a moment."""
 
-import json
 from pathlib import Path
 
 import file_length
 import pytest
 import torch
-from file_length import app, measure
+from file_length import measure
 from toy import write_toy
-from typer.testing import CliRunner
 
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TrainingError
@@ -31,13 +29,20 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_each_engine_translates_a_file_of_the_length_asked_for(run):
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
-    words = [str(run), "--lines", "23", "--rounds", "1", "--json"]
-    words += ["--engines", "auto,native"]
-    printed = CliRunner().invoke(app, words, catch_exceptions=False)
-    result = json.loads(printed.stdout)["23"]
-    assert result["seconds"].keys() == result["peak_mib"].keys() == {"auto", "native"}
+    # CTranslate2 alone splits by SentencePiece, and the toy by characters.
+    engines = ("auto", "native")
+    result = measure(run, [23], 1, engines=engines)["23"]
+    assert tuple(result["seconds"]) == tuple(result["peak_mib"]) == engines
     (auto,), (native,) = result["seconds"].values()
     assert result["ratios"] == {"native": [pytest.approx(native / auto)]}
+    column = file_length.cells(result)
+    assert list(column) == [
+        "seconds: tformer",
+        "seconds: tformer --backend native",
+        "times as fast tformer is as tformer --backend native",
+        "peak MiB: tformer",
+        "peak MiB: tformer --backend native",
+    ]
     # torch alone has more.
     assert result["peak_mib"]["native"] > 50
 
@@ -50,7 +55,7 @@ def test_lines_that_are_lost_are_told(run, monkeypatch):
 
     monkeypatch.setattr(file_length, "translate", translate)
     with pytest.raises(TrainingError, match=r"has lost lines \(4\)"):
-        measure(run, [5], 1, ["native"], 1)
+        measure(run, [5], 1, engines=["native"])
 
 
 @pytest.mark.slow
