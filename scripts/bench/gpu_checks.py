@@ -238,31 +238,20 @@ def demo(
     from tformer_cli.evaluation.evaluate import Evaluator
     from tformer_cli.evaluation.metrics import build_metric
     from tformer_cli.storage.run_directory import RunDirectory
-    from tformer_cli.storage.trained_model import load_trained_model
     from tformer_cli.training.trainer import train
-    from tformer_cli.translate.translator import Translator
 
     config, on = load_config(Path(config_file), overrides), resolve_device(device)
+    metric = build_metric("bleu", config.evaluation, config.data.target_language)
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder) / "run")
         progress = train(config, run, device=on)
         trained_at = time.perf_counter()
         training_memory_mib = peak_memory(on) / 2**20
-        trained = load_trained_model(run)
-    precision = resolve_precision(None, on)
-    translator = Translator.from_model(
-        trained.model, trained.tokenizers, trained.config, on, precision
-    )
-    metric = build_metric("bleu", config.evaluation, config.data.target_language)
-    scores = {}
-    for name, text in config.data.test.items():
-        evaluation = Evaluator([trained.model], translator, precision).evaluate(text, [metric])
-        scores[name] = {
-            "bleu": evaluation.scores["bleu"].score,
-            "signature": evaluation.scores["bleu"].signature,
-            "loss": evaluation.likelihood.loss,
-            "num_sentences": len(evaluation.hypotheses),
+        evaluator = Evaluator.load(run.path, device=device)
+        scores = {
+            name: evaluator.evaluate(text, [metric]).as_json()
+            for name, text in config.data.test.items()
         }
     return {
         "steps": progress.step,

@@ -461,8 +461,9 @@ def test_demo_trains_translates_and_scores(tmp_path):
     assert results["target_tokens_per_second"] > 0
     assert results["test"].keys() == {"toy"}
     assert results["test"]["toy"]["num_sentences"] == 10
-    assert 0 <= results["test"]["toy"]["bleu"] <= 100
-    assert results["test"]["toy"]["signature"].startswith("nrefs:1|")
+    (score,) = results["test"]["toy"]["scores"]
+    assert 0 <= score["score"] <= 100
+    assert score["signature"].startswith("nrefs:1|")
 
 
 TESTS = """\
