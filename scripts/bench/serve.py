@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 from cli import AsJson, Rounds, hardware, numbers_in, show
-from decode_models import pairs_to_translate
+from decode import pairs_to_translate
 from harness import aligned, log, median_and_range
 
 from tformer_cli.cli.entry import new_app, run

@@ -16,7 +16,7 @@ from tformer_cli.model.inspection.summary import (
     cache_size,
     meta_model,
     parameters_by_part,
-    summarize,
+    summarize_modules,
 )
 from tformer_cli.model.network import Network
 from tformer_cli.training.optim import build_schedule
@@ -34,7 +34,7 @@ def network_of(config: Config) -> Network:
 
 
 def weight_names(network: Network) -> Iterator[str]:
-    for _, part in summarize(network).walk():
+    for _, part in summarize_modules(network).walk():
         yield from part.shapes
 
 
@@ -163,7 +163,7 @@ def test_deep_shallow_moves_work_from_writing_to_reading():
 
 def test_t5_like_knows_distances_and_has_no_biases():
     network = network_of(preset("t5-like"))
-    parts = dict(summarize(network).walk())
+    parts = dict(summarize_modules(network).walk())
     for stack in ("encoder", "decoder"):
         assert parts[f"{stack}.bias.table"].shapes == {"weight": (32, 4)}
         assert f"{stack}.embeddings.positions" not in parts

@@ -10,7 +10,13 @@ from servers import SECONDS
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.errors import DataError
 from tformer_cli.serve.model import ServedModel, find_version
-from tformer_cli.serve.queue import BATCH_CHARACTERS, Job, JobOptions, TranslationQueue, next_batch
+from tformer_cli.serve.queue import (
+    BATCH_CHARACTERS,
+    JobOptions,
+    TranslationJob,
+    TranslationQueue,
+    next_batch,
+)
 from tformer_cli.serve.refusal import Failed, Overloaded
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.segments import Terminology
@@ -21,8 +27,8 @@ GREEDY = JobOptions(GreedyConfig(max_length=20))
 BEAM = JobOptions(BeamConfig(beam_size=2, max_length=20))
 
 
-def job(*texts: str, options: JobOptions = GREEDY) -> Job:
-    return Job([InputLine(text) for text in texts], options)
+def job(*texts: str, options: JobOptions = GREEDY) -> TranslationJob:
+    return TranslationJob([InputLine(text) for text in texts], options)
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def queue(toy_run, gate):
     assert first.future.done()
 
 
-def texts(job: Job) -> list[str]:
+def texts(job: TranslationJob) -> list[str]:
     return [line.translations[0].text for line in job.future.result(SECONDS)]
 
 
@@ -55,7 +61,7 @@ def test_jobs_with_equal_options_are_translated_together(queue, gate, translator
 
 
 def test_a_job_that_fails_fails_alone(queue, gate, translator):
-    bad = Job([InputLine("ab", prefix="<s>")], GREEDY)
+    bad = TranslationJob([InputLine("ab", prefix="<s>")], GREEDY)
     good = [job("ab"), job("cd")]
     for each in (good[0], bad, good[1]):
         queue.submit(each)

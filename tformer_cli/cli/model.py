@@ -1,7 +1,7 @@
 """`tformer model`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,8 +37,6 @@ NORM_POSITIONS = {
 }
 # Prefixes by base.
 UNITS = {1000: ("", "k", "M", "G", "T", "P", "E"), 1024: ("B", "KiB", "MiB", "GiB", "TiB")}
-# What FLOPs are counted of.
-COUNTED = ("source_token", "target_token", "sentence")
 
 Row = Sequence[str]
 
@@ -78,41 +76,34 @@ def model(
     labels = _labels(config.model, *lengths)
 
     # torch takes a second to import.
-    from tformer_cli.model.inspection.flops import TRAINING_FACTOR, count_flops
-    from tformer_cli.model.inspection.summary import (
-        cache_size,
-        meta_model,
-        parameters_by_part,
-        summarize,
-    )
-    from tformer_cli.model.network import Seq2Seq
+    from tformer_cli.model.inspection.summary import summarize
 
-    network = meta_model(config.model, source_size=vocabulary, target_size=vocabulary)
-    modules, parameters = summarize(network), parameters_by_part(network)
-    needed = count_flops(config.model, vocabulary)
-    counts = (needed.of_source_token, needed.of_target_token, needed.forward)
-    forward = {name: count(*lengths) for name, count in zip(COUNTED, counts, strict=True)}
-    training = {name: TRAINING_FACTOR * count for name, count in forward.items()}
-    flops = {"forward": forward, "training": training}
-    cache = cache_size(network)._asdict() if isinstance(network, Seq2Seq) else {}
+    summary = summarize(config.model, vocabulary, *lengths)
+    cache = summary.cache._asdict() if summary.cache is not None else {}
     if as_json:
         content = {
             "config": str(config_file),
             "kind": config.model.kind,
             "vocabulary_size": vocabulary,
-            "parameters": parameters | {"all": network.num_parameters()},
-            "flops": {"source_length": source_length, "target_length": target_length, **flops},
+            "parameters": summary.parameters | {"all": summary.num_parameters},
+            "flops": {"source_length": source_length, "target_length": target_length}
+            | summary.flops,
             "cache_bytes": {name: _bytes(count) for name, count in cache.items()},
-            "modules": [_plain(part) for part in modules.children],
+            "modules": [_plain(part) for part in summary.modules.children],
         }
         typer.echo(json.dumps(content, indent=2))
         return
     sections = [
         table(_facts(config, vocabulary), align="<<"),
-        table([("module", "kind", "weights", "parameters"), *_tree_rows(modules)], align="<<<>"),
-        "\n".join([table(_parameter_rows(parameters), align="<>>"), *_shared(modules)]),
-        table(_flops_rows(flops, labels), align="<>>"),
-        table(_memory_rows({"weights": network.num_parameters(), **cache}), align="<>>>"),
+        table(
+            [("module", "kind", "weights", "parameters"), *_tree_rows(summary.modules)],
+            align="<<<>",
+        ),
+        "\n".join(
+            [table(_parameter_rows(summary.parameters), align="<>>"), *_shared(summary.modules)]
+        ),
+        table(_flops_rows(summary.flops, labels), align="<>>"),
+        table(_memory_rows({"weights": summary.num_parameters, **cache}), align="<>>>"),
     ]
     typer.echo("\n\n".join(sections))
 
@@ -142,7 +133,7 @@ def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
 
 
 def _labels(config: ModelConfig, source: int, target: int) -> dict[str, str]:
-    """Return the labels of `COUNTED`."""
+    """Return what FLOPs are counted of, in the words of a kind of network."""
     is_masked = isinstance(config, MaskedEncoderConfig)
     if is_masked and target > source:
         what = (
@@ -152,7 +143,7 @@ def _labels(config: ModelConfig, source: int, target: int) -> dict[str, str]:
     labels = ("a source token", "a target token", f"{source} + {target} tokens")
     if is_masked:
         labels = ("a token", "a masked token", f"{source} tokens, {target} masked")
-    return dict(zip(COUNTED, labels, strict=True))
+    return dict(zip(("source_token", "target_token", "sentence"), labels, strict=True))
 
 
 def _facts(config: Config, vocabulary: int) -> Iterator[Row]:
@@ -225,7 +216,7 @@ def _shared(modules: "ModuleSummary") -> Iterator[str]:
         yield f"  counted once: {' = '.join(names)}"
 
 
-def _flops_rows(flops: dict[str, dict[str, float]], labels: dict[str, str]) -> Iterator[Row]:
+def _flops_rows(flops: Mapping[str, Mapping[str, float]], labels: dict[str, str]) -> Iterator[Row]:
     yield "FLOPs", "forward", "training step"
     for name, label in labels.items():
         yield f"  {label}", *(_short(numbers[name], 1000) for numbers in flops.values())

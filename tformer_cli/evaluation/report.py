@@ -30,11 +30,11 @@ from tformer_cli.storage.trained_model import ModelFiles, check_translates, find
 from tformer_cli.text.language import language_of_script
 
 METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
-NUM_SAMPLES = 20
+SAMPLES_SHOWN = 20
 # Lists that every text has.
 SELECTIONS = ("worst", "best", "samples")
 
-NOTES = {
+SENTENCE_NOTES = {
     "worst": "Lowest sentence chrF first.",
     "best": "Highest sentence chrF first; of equal ones, the longest.",
     "samples": "At even distances.",
@@ -252,7 +252,7 @@ def comparison_page(
         charts=[],
         breakdowns=breakdowns(*_bucket_tables(lines, statistics, data), bool(lines.sources)),
         lists=[
-            SentenceList(name, NOTES[name], [(line, ()) for line in each])
+            SentenceList(name, SENTENCE_NOTES[name], [(line, ()) for line in each])
             for name, each in lists.items()
         ],
         sources=lines.sources,
@@ -309,7 +309,7 @@ def _sentence_scores(
 
 def _extremes(scores: Sequence[float], hypotheses: Sequence[str]) -> dict[str, list[Finding]]:
     order = analysis.ranked(scores, hypotheses)
-    samples = analysis.even_lines(len(order), NUM_SAMPLES)
+    samples = analysis.even_lines(len(order), SAMPLES_SHOWN)
     extremes = {"worst": order[::-1], "best": order, "samples": samples}
     return {
         name: [Finding(line) for line in lines[: plotting.MAX_LISTED]]
@@ -329,7 +329,7 @@ def _lost_and_added(terms: Iterable[Terms]) -> dict[str, Sequence[Finding]]:
 
 def _sentence_list(name: str, findings: Sequence[Finding]) -> SentenceList:
     what = name.removeprefix("lost ").removeprefix("added ")
-    note = NOTES.get(name) or (
+    note = SENTENCE_NOTES.get(name) or (
         f"The translation lacks {what} that source and reference have."
         if name.startswith("lost ")
         else f"The translation has {what} that neither source nor reference has."

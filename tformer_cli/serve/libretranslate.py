@@ -11,7 +11,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig, SampleConfig
 from tformer_cli.errors import Problem, TformerError
 from tformer_cli.serve.parameters import text_or_texts
-from tformer_cli.serve.queue import Job, JobOptions
+from tformer_cli.serve.queue import JobOptions, TranslationJob
 from tformer_cli.serve.refusal import NotOffered, Unprocessable, refusal_answer, status_of
 from tformer_cli.serve.schema import problems
 from tformer_cli.serve.service import Limits, Service
@@ -68,7 +68,7 @@ class LibreTranslateApi:
         is_list = isinstance(fields["q"], list)
         texts = [text.split("\n") for text in (fields["q"] if is_list else [fields["q"]])]
         lines = [InputLine(line) for text in texts for line in text]
-        job = Job(lines, JobOptions(decoding, count, scored=count > 1))
+        job = TranslationJob(lines, JobOptions(decoding, count, scored=count > 1))
         translated = iter(await self.service.translate(request, queue, job, deadline))
         answers = [distinct_texts([next(translated) for _ in text]) for text in texts]
         content: dict[str, Any] = {"translatedText": [best for best, *_ in answers]}

@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 from tformer_cli.choices import Utility
 from tformer_cli.errors import Problem
-from tformer_cli.serve.queue import Job, JobOptions
+from tformer_cli.serve.queue import JobOptions, TranslationJob
 from tformer_cli.serve.refusal import Unprocessable
 from tformer_cli.serve.schema import Schema, problems
 from tformer_cli.serve.service import Limits, Service
@@ -111,7 +111,7 @@ def check_fields(fields: dict[str, Any], schema: Schema) -> None:
         raise Unprocessable(broken)
 
 
-def job_of(fields: dict[str, Any], translator: Translator, service: Service) -> Job:
+def job_of(fields: dict[str, Any], translator: Translator, service: Service) -> TranslationJob:
     """Return the job of checked fields.
 
     Raises:
@@ -143,4 +143,4 @@ def job_of(fields: dict[str, Any], translator: Translator, service: Service) -> 
         aligned=fields.get("alignments", False),
         drafted=fields.get("stream", False),
     )
-    return Job(list(map(InputLine, texts, prefixes, phrases)), options)
+    return TranslationJob(list(map(InputLine, texts, prefixes, phrases)), options)

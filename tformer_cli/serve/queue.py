@@ -53,7 +53,7 @@ class JobOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class TranslationJob:
     """The lines of a request, and the future of their translations.
 
     `on_draft` is called in the thread of the queue with the index of a line and its draft.
@@ -91,7 +91,7 @@ class TranslationQueue:
         self.num_lines = 0  # translated so far
         self.num_tokens = 0  # of their best translations
         self._log = log
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[TranslationJob] = deque()
         self._is_open = True
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=model.name, daemon=True)
@@ -102,7 +102,7 @@ class TranslationQueue:
         with self._changed:
             return sum(not job.future.cancelled() for job in self._waiting)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: TranslationJob) -> None:
         """Let a job wait for its turn; whoever cancels its future withdraws it.
 
         Raises:
@@ -132,7 +132,7 @@ class TranslationQueue:
             if batch:
                 self._translate(batch)
 
-    def _next_batch(self) -> list[Job] | None:
+    def _next_batch(self) -> list[TranslationJob] | None:
         """Return the next jobs: an empty list if there is none for a while, None at the end."""
         with self._changed:
             if not self._waiting and self._is_open:
@@ -144,7 +144,7 @@ class TranslationQueue:
         # From here on a job cannot be withdrawn.
         return [job for job in batch if job.future.set_running_or_notify_cancel()]
 
-    def _translate(self, batch: list[Job]) -> None:
+    def _translate(self, batch: list[TranslationJob]) -> None:
         """Answer the jobs of a batch; if it fails, each of them alone, so that only one fails."""
         try:
             translated = iter(self._translated(batch))
@@ -161,7 +161,7 @@ class TranslationQueue:
         for job in batch:
             job.future.set_result([next(translated) for _ in job.lines])
 
-    def _translated(self, batch: list[Job]) -> list[TranslatedLine]:
+    def _translated(self, batch: list[TranslationJob]) -> list[TranslatedLine]:
         translator = self.model.translator
         options = batch[0].options
         window = [line for job in batch for line in job.lines]
@@ -190,7 +190,7 @@ class TranslationQueue:
             self._log(str(problem))
 
 
-def drafts_of(batch: Sequence[Job]) -> Callable[[int, str], None]:
+def drafts_of(batch: Sequence[TranslationJob]) -> Callable[[int, str], None]:
     """Return a callback for the lines of a batch, which gives each draft to its job."""
     owners = [(job, index) for job in batch for index in range(len(job.lines))]
 
@@ -201,7 +201,7 @@ def drafts_of(batch: Sequence[Job]) -> Callable[[int, str], None]:
     return on_draft
 
 
-def next_batch(waiting: Sequence[Job]) -> list[Job]:
+def next_batch(waiting: Sequence[TranslationJob]) -> list[TranslationJob]:
     """Return the first job, and others with the same options while there is room.
 
     Samples depend on the number of a line, so a job that samples is translated alone.

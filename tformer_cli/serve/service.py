@@ -12,7 +12,7 @@ from tformer_cli.errors import Problem, check_positive
 from tformer_cli.serve.body import read_fields
 from tformer_cli.serve.guard import ApiKeys
 from tformer_cli.serve.metrics import Metrics
-from tformer_cli.serve.queue import Job, TranslationQueue
+from tformer_cli.serve.queue import TranslationJob, TranslationQueue
 from tformer_cli.serve.refusal import OutOfTime, SlowBody, Unprocessable
 from tformer_cli.translate.translator import TranslatedLine
 
@@ -114,7 +114,7 @@ class Service:
         return fields, deadline
 
     async def translate(
-        self, request: Request, queue: TranslationQueue, job: Job, deadline: float
+        self, request: Request, queue: TranslationQueue, job: TranslationJob, deadline: float
     ) -> list[TranslatedLine]:
         """Return the translated lines of a job that waits in a queue from now on.
 
@@ -124,7 +124,9 @@ class Service:
         queue.submit(job)
         return await self.wait(request, job, deadline)
 
-    async def wait(self, request: Request, job: Job, deadline: float) -> list[TranslatedLine]:
+    async def wait(
+        self, request: Request, job: TranslationJob, deadline: float
+    ) -> list[TranslatedLine]:
         """Return the translated lines of a job, which is withdrawn where its client is gone.
 
         Args:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from tformer_cli.config.load import as_plain
 from tformer_cli.errors import TformerError
 from tformer_cli.serve.parameters import check_fields, job_of, request_schema
-from tformer_cli.serve.queue import Job, TranslationQueue
+from tformer_cli.serve.queue import TranslationJob, TranslationQueue
 from tformer_cli.serve.refusal import error_content
 from tformer_cli.serve.service import Service
 from tformer_cli.text.segments import text_spans
@@ -46,7 +46,7 @@ class TranslateApi:
         return JSONResponse(answer_content(queue, lines))
 
     def _stream(
-        self, request: Request, queue: TranslationQueue, job: Job, deadline: float
+        self, request: Request, queue: TranslationQueue, job: TranslationJob, deadline: float
     ) -> Response:
         loop = asyncio.get_running_loop()
         drafts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()

@@ -28,7 +28,7 @@ RESUME_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 INFERENCE_FILES = (MODEL_FILE, STATE_FILE)
 MAX_SHOWN_CHARACTERS = 60
 # safetensors writes metadata entries in any order, so one entry holds all notes.
-NOTES = "tformer"
+NOTES_KEY = "tformer"
 RESTORE_CONFIG = "restore the config.yaml that the run was trained with"
 ANOTHER_CHECKPOINT = "use another checkpoint"
 # What every format has.
@@ -236,7 +236,7 @@ def trained_weights(directory: Path) -> Path:
 
 def metadata_of(notes: Mapping[str, str]) -> dict[str, str]:
     """Return notes as file metadata, which `read_notes` reads back."""
-    return {NOTES: json.dumps(notes, sort_keys=True)}
+    return {NOTES_KEY: json.dumps(notes, sort_keys=True)}
 
 
 def read_notes(file: Path) -> dict[str, str]:
@@ -244,7 +244,7 @@ def read_notes(file: Path) -> dict[str, str]:
     with tensor_file_errors(file), safe_open(file, framework="np") as tensors:
         metadata = tensors.metadata() or {}
     try:
-        notes = parse_json(metadata.get(NOTES, "{}"))
+        notes = parse_json(metadata.get(NOTES_KEY, "{}"))
     except ValueError:
         return {}
     return {key: str(value) for key, value in notes.items()} if isinstance(notes, dict) else {}

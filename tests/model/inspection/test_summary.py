@@ -15,7 +15,7 @@ from tformer_cli.model.inspection.summary import (
     cache_size,
     meta_model,
     parameters_by_part,
-    summarize,
+    summarize_modules,
 )
 
 V = 23
@@ -53,15 +53,15 @@ def shapes(root: ModuleSummary) -> dict[str, tuple[int, ...]]:
 def test_tree_has_every_weight_of_the_network(config):
     network = build_network(config, source_size=V, target_size=V, seed=1)
     weights = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
-    assert shapes(summarize(network)) == weights
-    assert shapes(summarize(sketch(config))) == weights
+    assert shapes(summarize_modules(network)) == weights
+    assert shapes(summarize_modules(sketch(config))) == weights
 
 
 @given(members)
 def test_parameters_add_up(config):
     network = sketch(config)
     total = build_network(config, source_size=V, target_size=V, seed=1).num_parameters()
-    assert summarize(network).num_parameters == total
+    assert summarize_modules(network).num_parameters == total
     assert sum(parameters_by_part(network).values()) == total
 
 
@@ -70,7 +70,7 @@ def test_skeleton_takes_no_memory():
 
 
 def test_layers_that_are_alike_are_one_part():
-    encoder, decoder, output = summarize(sketch(TINY)).children
+    encoder, decoder, output = summarize_modules(sketch(TINY)).children
     assert [(part.name, part.kind, part.count) for part in encoder.children] == [
         ("embeddings", "Embeddings", 1),
         ("layers.0-2", "EncoderLayer", 3),
@@ -83,12 +83,12 @@ def test_layers_that_are_alike_are_one_part():
 def test_layers_that_differ_stand_apart():
     network = sketch(TINY)
     network.encoder.layers[1].feedforward.up = torch.nn.Linear(12, 14, bias=False)
-    names = [part.name for part in summarize(network).children[0].children]
+    names = [part.name for part in summarize_modules(network).children[0].children]
     assert names == ["embeddings", "layers.0", "layers.1", "layers.2", "norm"]
 
 
 def test_shared_weights_name_where_they_come_first():
-    parts = dict(summarize(sketch(TINY)).walk())
+    parts = dict(summarize_modules(sketch(TINY)).walk())
     first = "encoder.embeddings.tokens"
     shared = {name for name, part in parts.items() if part.shared_with == first}
     assert shared == {"decoder.embeddings.tokens", "output"}

@@ -11,6 +11,7 @@ from torch import nn
 from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.kernels.dropout import Dropout
 from tformer_cli.model.build import build_network
+from tformer_cli.model.inspection.flops import TRAINING_FACTOR, count_flops
 from tformer_cli.model.layers import DecoderLayer
 from tformer_cli.model.network import Network, Seq2Seq
 
@@ -51,13 +52,58 @@ class CacheSize(NamedTuple):
     target_token: int
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkSummary:
+    """What a network is made of, and what it needs.
+
+    Attributes:
+        modules: the network, without identities and dropout.
+        parameters: number in each part.
+        flops: `forward` and `training`, each of a source token, a target token and a sentence.
+        cache: size of the KV cache; None where a network has no cache.
+    """
+
+    modules: ModuleSummary
+    parameters: dict[str, int]
+    flops: dict[str, dict[str, float]]
+    cache: CacheSize | None
+
+    @property
+    def num_parameters(self) -> int:
+        """Number in all parts."""
+        return sum(self.parameters.values())
+
+
+def summarize(
+    config: ModelConfig, vocab_size: int, source_length: int, target_length: int
+) -> NetworkSummary:
+    """Summarize the network of a config; lengths are those of the sentence that FLOPs count."""
+    network = meta_model(config, source_size=vocab_size, target_size=vocab_size)
+    counted = count_flops(config, vocab_size)
+    lengths = (source_length, target_length)
+    forward = {
+        "source_token": counted.of_source_token(*lengths),
+        "target_token": counted.of_target_token(*lengths),
+        "sentence": counted.forward(*lengths),
+    }
+    return NetworkSummary(
+        modules=summarize_modules(network),
+        parameters=parameters_by_part(network),
+        flops={
+            "forward": forward,
+            "training": {name: TRAINING_FACTOR * count for name, count in forward.items()},
+        },
+        cache=cache_size(network) if isinstance(network, Seq2Seq) else None,
+    )
+
+
 def meta_model(config: ModelConfig, *, source_size: int, target_size: int) -> Network:
     """Return a network on torch's meta device: its weights have shapes and take no memory."""
     with torch.device("meta"):
         return build_network(config, source_size=source_size, target_size=target_size, seed=0)
 
 
-def summarize(network: Network) -> ModuleSummary:
+def summarize_modules(network: Network) -> ModuleSummary:
     """Return the modules of a network, without identities and dropout."""
     owners = {weight: name for name, weight in network.named_parameters()}
     return _summary("", "", network, owners)
