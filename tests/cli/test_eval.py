@@ -269,11 +269,11 @@ def test_an_ensemble_is_judged_as_one(toy_run, tformer, tmp_path):
 
 def test_a_consensus_is_written_beside_its_score(toy_run, tformer):
     words = ("eval", toy_run, "--beam", 4, "--mbr", "chrf", "--json")
-    assert json.loads(tformer(*words).stdout)["toy"]["consensus"] == {
+    assert json.loads(tformer(*words).stdout)["toy"]["mbr"] == {
         "utility": "chrf",
         "num_candidates": None,
     }
-    assert json.loads(tformer("eval", toy_run, "--json").stdout)["toy"]["consensus"] is None
+    assert json.loads(tformer("eval", toy_run, "--json").stdout)["toy"]["mbr"] is None
 
 
 TUNE = ("--metric", "chrf", "--beam", 2, "--beam", 3, "--device", "cpu", "--backend", "native")

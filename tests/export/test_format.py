@@ -33,7 +33,7 @@ def text(model):
 
 
 def with_another(name: str, index: int):
-    """The same model, but for one number in one of its weights."""
+    """The same model, except for one number in one of its weights."""
     changed = lively(BASE)
     with torch.no_grad():
         dict(changed.model.named_parameters())[name].view(-1)[index] += 0.1

@@ -142,7 +142,7 @@ LATENT = LatentConfig(kv_lora_rank=30, rope_head_dim=8)
     ],
 )
 def test_with_deep_norm_what_blocks_add_begins_smaller(config):
-    """Values, what follows them, and feed-forward blocks, but for what weighs these (figure 2)."""
+    """Values, what follows them, and feed-forward blocks, except what weighs these (figure 2)."""
     deep = network(config)
     if isinstance(config, EncoderDecoderConfig):
         constants = DeepNorm.for_encoder_decoder(

@@ -73,7 +73,7 @@ def taken(toy: Path, *overrides: str) -> DryRun:
 
 
 def store_files(config_file: Path, folder: Path) -> int:
-    """Bytes of the store that a training would make, but for its index."""
+    """Bytes of the store that a training would make, except for its index."""
     config = load_config(config_file)
     data = config.data
     tokenizers = build_tokenizers(config.tokenizer, lambda: read_texts(data.train), config.seed)

@@ -75,7 +75,7 @@ def test_never_are_the_logits_of_more_rows_there_than_are_gone_through_together(
 
 
 def test_bfloat16_is_as_exact_as_the_digits_of_its_products():
-    """In float32 but for the products, as training in bfloat16 has it."""
+    """In float32 except for the products, as training in bfloat16 has it."""
     states = torch.randn(300, 64, requires_grad=True)
     output = nn.Linear(64, 500)
     targets = torch.randint(500, (300,))

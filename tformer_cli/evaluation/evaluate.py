@@ -103,7 +103,7 @@ class Evaluation:
             "num_tokens": self.likelihood.num_tokens,
             "num_sentences": len(self.hypotheses),
             "decoding": asdict(self.decoding),
-            "consensus": None if self.mbr is None else asdict(self.mbr),
+            "mbr": None if self.mbr is None else asdict(self.mbr),
             "num_models": self.num_models,
             "fingerprint": self.fingerprint,
         }

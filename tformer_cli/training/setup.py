@@ -291,7 +291,7 @@ def origin_of(config: Config, pretrained: RunDirectory | None, stores: Path) -> 
         "tokenizer": as_plain(config.tokenizer),
         "seed": config.seed,
         "texts": [text_checksums(list(text.files.values()), stores) for text in config.data.train],
-        "predecessor": pretrained and load_tokenizers(pretrained.tokenizer).fingerprint,
+        "pretrained": pretrained and load_tokenizers(pretrained.tokenizer).fingerprint,
     }
 
 
