@@ -32,6 +32,12 @@ def test_a_sentence_is_typed_read_and_changed(begin, translator, browser):
     (expected,) = translator.translate(["fg ab c <b>a</b>"])
     assert page.locator("#target").text_content() == expected
     assert page.locator("#target b").count() == 0
+    ((best, *_),) = translator.nbest(["fg ab c <b>a</b>"], 2, inspected=True)
+    said = page.locator("#status").text_content()
+    assert all(word in said for defect in best.defects for word in defect.words)
+    assert ("lost placeholders" in said) == any(
+        defect.kind == "lost placeholders" for defect in best.defects
+    )
     words.first.hover()
     assert page.locator("#target .word").count() == 1
     assert page.locator("#mirror .partner").count() >= 1

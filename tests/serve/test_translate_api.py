@@ -114,6 +114,29 @@ def test_alignments_come_where_they_are_asked_for(server, translator):
         assert text["translations"][0]["alignments"] == [list(pair) for pair in best.alignments]
 
 
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"defects": True}, {"inspected": True}),
+        ({"repair": True}, {"repair": True}),
+        ({"keep": ["numbers", "addresses"]}, {"keep": ["numbers", "addresses"]}),
+    ],
+    ids=str,
+)
+def test_defects_and_repairs_are_those_of_the_library(server, translator, fields, options):
+    texts = ["ab 23 cd", "e a@b.org", "", "a b c d", "f 1,000"]
+    expected = list(translator.nbest(texts, 1, **options))
+    assert any(best.defects for (best,) in expected)
+    answer = server.post(text=texts, **fields).json()
+    for text, (best,) in zip(answer["texts"], expected, strict=True):
+        (translation,) = text["translations"]
+        assert translation["text"] == best.text
+        assert translation["repair"] == best.repair
+        assert translation["defects"] == [
+            {"kind": defect.kind, "words": list(defect.words)} for defect in best.defects
+        ]
+
+
 @pytest.mark.parametrize("text", UNICODE, ids=ascii)
 def test_any_character_is_translated_as_by_the_library(server, translator, text):
     (expected,) = translator.translate([text])
@@ -179,6 +202,11 @@ def test_many_clients_get_their_own_translations(server, translator):
             {"text": "a", "nbest": 4},
             ["nbest: must be at most the beam size 2 (4); use beam=4"],
         ),
+        (
+            {"text": "a", "beam": 4, "nbest": 2, "repair": True},
+            ["repair: is for one translation of each line (2); use nbest=1"],
+        ),
+        ({"text": "a", "keep": ["\\d+"]}, None),
         ({"text": "a", "tag": ["b"]}, None),
         ({"text": "a", "beam": 1, "constraints": [["B"]]}, None),
         ({"text": "a", "terminology": {"b\n": "c\td"}}, None),

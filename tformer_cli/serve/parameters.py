@@ -8,6 +8,7 @@ from tformer_cli.serve.queue import JobOptions, TranslationJob
 from tformer_cli.serve.refusal import Unprocessable
 from tformer_cli.serve.schema import Schema, problems
 from tformer_cli.serve.service import Limits, Service
+from tformer_cli.text.spans import PATTERNS
 from tformer_cli.translate.options import MBR, SearchOptions, resolve_num_hypotheses, resolve_search
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.translator import Translator
@@ -61,6 +62,19 @@ def request_schema(limits: Limits) -> dict[str, Any]:
         "candidates": ("Candidates of mbr. Default: the beam size, or 32 samples.", count),
         "nbest": ("Translations of each text, best first. Default: 1.", count),
         "alignments": ("Whether to add tokens, words and their alignments.", {"type": "boolean"}),
+        "defects": (
+            "Whether to name what is wrong with each translation, such as lost numbers; repair and "
+            "keep name it too.",
+            {"type": "boolean"},
+        ),
+        "repair": (
+            "Whether to translate again by other means what has defects; for an nbest of 1.",
+            {"type": "boolean"},
+        ),
+        "keep": (
+            "What each translation keeps unchanged; for an nbest of 1.",
+            texts_of({"type": "string", "enum": list(PATTERNS)}, maxItems=len(PATTERNS)),
+        ),
         "stream": (
             "Whether to send events: drafts as the translations grow, then the answer.",
             {"type": "boolean"},
@@ -142,5 +156,8 @@ def job_of(fields: dict[str, Any], translator: Translator, service: Service) -> 
         has_phrases=has_phrases,
         aligned=fields.get("alignments", False),
         drafted=fields.get("stream", False),
+        inspected=any(fields.get(name) for name in ("defects", "repair", "keep")),
+        repair=fields.get("repair", False),
+        keep=tuple(fields.get("keep", ())),
     )
     return TranslationJob(list(map(InputLine, texts, prefixes, phrases)), options)

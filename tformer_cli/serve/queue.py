@@ -38,6 +38,9 @@ class JobOptions:
         scored: whether to compute scores.
         aligned: whether to compute word alignments.
         drafted: whether to tell the translations as they grow.
+        inspected: whether to name the defects of translations.
+        repair: whether to repair the translations that have some.
+        keep: kinds of spans that translations keep.
     """
 
     decoding: DecodingConfig
@@ -50,6 +53,9 @@ class JobOptions:
     scored: bool = True
     aligned: bool = False
     drafted: bool = False
+    inspected: bool = False
+    repair: bool = False
+    keep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,6 +182,9 @@ class TranslationQueue:
             terminology=_terminology(options.terminology, translator),
             scored=options.scored,
             aligned=options.aligned,
+            inspected=options.inspected,
+            repair=options.repair,
+            keep=options.keep,
             name="text",
             on_warning=self._warn,
             on_draft=drafts_of(batch) if options.drafted else None,

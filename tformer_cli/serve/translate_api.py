@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -43,7 +43,7 @@ class TranslateApi:
         if job.options.drafted:
             return self._stream(request, queue, job, deadline)
         lines = await self.service.translate(request, queue, job, deadline)
-        return JSONResponse(answer_content(queue, lines))
+        return JSONResponse(answer_content(queue, job, lines))
 
     def _stream(
         self, request: Request, queue: TranslationQueue, job: TranslationJob, deadline: float
@@ -65,7 +65,7 @@ class TranslateApi:
             try:
                 while (draft := await drafts.get()) is not None:
                     yield event("draft", draft)
-                yield event("answer", answer_content(queue, await answer))
+                yield event("answer", answer_content(queue, job, await answer))
             except TformerError as error:
                 yield event("error", error_content(error))
             except ClientDisconnect:
@@ -86,14 +86,22 @@ def event(name: str, content: dict[str, Any]) -> bytes:
     return f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()
 
 
-def answer_content(queue: TranslationQueue, lines: list[TranslatedLine]) -> dict[str, Any]:
-    """Return what an answer says."""
+def answer_content(
+    queue: TranslationQueue, job: TranslationJob, lines: list[TranslatedLine]
+) -> dict[str, Any]:
+    """Return what an answer says; defects only where they were asked for."""
     source, target = queue.model.direction
+    texts = [text_content(line) for line in lines]
+    if job.options.inspected:
+        for content, line in zip(texts, lines, strict=True):
+            for translation, each in zip(content["translations"], line.translations, strict=True):
+                translation["defects"] = [asdict(defect) for defect in each.defects]
+                translation["repair"] = each.repair
     return {
         "model": queue.model.name,
         "source": source,
         "target": target,
-        "texts": [text_content(line) for line in lines],
+        "texts": texts,
     }
 
 

@@ -92,7 +92,7 @@ async function translate(prefix = "") {
 function fieldsOf(text, prefix) {
   const { name, can_align: alignments, decoding } = model();
   const nbest = decoding.kind === "beam" ? Math.min(MAX_SHOWN, decoding.beam_size) : 1;
-  return { model: name, text, nbest, alignments, stream: true, ...(prefix && { prefixes: [prefix] }) };
+  return { model: name, text, nbest, alignments, defects: true, stream: true, ...(prefix && { prefixes: [prefix] }) };
 }
 
 /** Yield the events of an answer, each with its name and content. */
@@ -165,6 +165,7 @@ function showTranslation(translation, prefix = "") {
   buttons.forEach((button, index) => {
     button.setAttribute("aria-pressed", String(answer.translations[index] === translation));
   });
+  tell(wordsAbout(translation.defects));
   writeUnits(mirror, source.value, answer.source_words ?? []);
   writeUnits(target, translation.text, translation.words ?? wordsOf(translation.text));
   const kept = [...prefix].length;
@@ -173,6 +174,12 @@ function showTranslation(translation, prefix = "") {
     unit.setAttribute("role", "button");
     unit.classList.toggle("kept", Number(unit.dataset.start) < kept);
   });
+}
+
+/** Say what is wrong with a translation. */
+function wordsAbout(defects) {
+  const parts = defects.map(({ kind, words }) => (words.length ? `${kind}: ${words.join(", ")}` : kind));
+  return parts.length ? `Check this translation: ${parts.join("; ")}` : "";
 }
 
 /** Where words are, if a model cannot align: characters, as the API counts them. */
