@@ -257,3 +257,14 @@ def test_torchrun_is_not_for_the_backend(run, tformer, monkeypatch, tmp_path):
     assert result.stderr == (
         "--backend ctranslate2: is for one process with threads; drop torchrun\n"
     )
+
+
+def test_json_of_an_export_has_no_alignments(toy_run, tmp_path, tformer):
+    export = tmp_path / "export"
+    tformer("export", toy_run, export, "--format", "ctranslate2")
+    own = json.loads(tformer("translate", toy_run, "ab cd", "--json").stdout)
+    found = json.loads(tformer("translate", export, "ab cd", "--json").stdout)
+    assert own["source_tokens"]
+    assert own["translations"][0]["alignments"]
+    assert (found["source_tokens"], found["translations"][0]["alignments"]) == (None, None)
+    assert found["translations"][0]["text"] == own["translations"][0]["text"]

@@ -229,7 +229,7 @@ def translate(
         banned=banned or (),
         terminology=terms,
         scored=as_json or nbest > 1,
-        aligned=as_json or alignments_file is not None,
+        aligned=alignments_file is not None or (as_json and translator.load_aligner is not None),
         inspected=as_json,
         repair=repair,
         keep=keep or (),
