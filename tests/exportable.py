@@ -71,6 +71,7 @@ MEMBERS = {
     ),
     "none": replace(BASE, positions=NoPositions(), activation="gelu"),
     "window": replace(ROTARY, sliding_window=3),
+    "no-source-eos": replace(BASE, source_eos=False),
     "deep": replace(BASE, norm_position="deep", num_encoder_layers=3),
     "deep-modern": replace(
         ROTARY, norm_position="deep", norm="rms", activation="swiglu", qk_norm=True

@@ -73,6 +73,7 @@ encoder_decoders = st.builds(
     num_decoder_layers=st.integers(1, 2),
     tie_embeddings=st.sampled_from(["none", "output", "all"]),
     output_bias=st.booleans(),
+    source_eos=st.booleans(),
 ).filter(is_allowed)
 decoder_onlys = st.builds(
     DecoderOnlyConfig,

@@ -101,3 +101,15 @@ def test_state_dict_keys_are_the_ones_people_know():
             for kind in norm
         }
     assert set(names) == expected
+
+
+def test_a_network_that_sees_no_source_eos_computes_what_sources_without_it_give():
+    blind, seeing = small_model(source_eos=False), small_model()
+    ids, mask = source()
+    target = torch.randint(6, V, (B, T))
+    shorter = torch.arange(S) < LENGTHS[:, None] - 1
+    torch.testing.assert_close(
+        all_logits(blind, ids, mask, target), all_logits(seeing, ids, shorter, target)
+    )
+    alone = torch.ones(1, 1, dtype=torch.bool)
+    assert all_logits(blind, ids[:1, :1], alone, target[:1]).isfinite().all()

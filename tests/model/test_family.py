@@ -100,7 +100,7 @@ def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
     whole = all_logits(model, ids, mask, target)
     model = prepare_for_inference(model, torch.device("cpu")) if is_fused else model
     cache = model.init_cache(len(ids))
-    cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), mask)
+    cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), model.attended_source(mask))
     for index in range(target.shape[1]):
         step = model.decode_step(target[:, index, None], cache)
         torch.testing.assert_close(step, whole[:, index, None])
@@ -116,7 +116,7 @@ def test_cached_decoding_in_fewer_digits_is_near_uncached(config, precision):
     with autocast(torch.device("cpu"), precision):
         whole = all_logits(model, ids, mask, target)
         cache = model.init_cache(len(ids))
-        cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), mask)
+        cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), model.attended_source(mask))
         for index in range(T):
             step = model.decode_step(target[:, index, None], cache)
             error = (step - whole[:, index, None]).norm() / whole[:, index].norm()
@@ -128,14 +128,15 @@ def test_rows_that_share_a_sentence_and_positions_that_change_it_equal_uncached(
     model, (ids, mask) = member(config), source()
     rows = torch.randint(6, V, (B, 2, T))
     cache = model.init_cache(B, 2)
-    cache.insert(torch.arange(B), model.prefill(ids, mask), mask)
+    cache.insert(torch.arange(B), model.prefill(ids, mask), model.attended_source(mask))
     for index in range(T - 3):
         model.decode_step(rows[:, :, index], cache)
     # Both rows of the first sentence go on from its second; the last slot gets the first source.
     origins = torch.tensor([[1, 1], [0, 1], [0, 1]])
     cache.reorder(origins)
     rows[0, 0, : T - 3] = rows[0, 1, : T - 3].clone()
-    cache.insert(torch.tensor([2]), model.prefill(ids[:1], mask[:1]), mask[:1])
+    first = model.prefill(ids[:1], mask[:1])
+    cache.insert(torch.tensor([2]), first, model.attended_source(mask[:1]))
     for index in range(T - 3, T):
         step = model.decode_step(rows[:, :, index], cache)
         for row in range(2):

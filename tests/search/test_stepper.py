@@ -108,6 +108,9 @@ class TableModel:
         keys = source[:, None, :, None]
         return [KeyValue(keys, keys)]
 
+    def attended_source(self, mask):
+        return mask
+
     def decode_step(self, ids, cache):
         cache.lengths = cache.lengths + 1
         return self.tables[cache.numbers[:, None], ids].clone()

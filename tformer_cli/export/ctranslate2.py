@@ -95,7 +95,7 @@ class CTranslate2Format(Format):
         spec.config.unk_token = SPECIAL_TOKENS[UNK_ID]
         spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_TOKENS[BOS_ID]
         spec.config.eos_token = SPECIAL_TOKENS[EOS_ID]
-        spec.config.add_source_eos = True
+        spec.config.add_source_eos = config.source_eos
         is_int8 = self.quantization in ("int8", "int8_float32")
         if is_int8:
             quantize_weights(spec)

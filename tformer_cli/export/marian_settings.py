@@ -32,6 +32,7 @@ FIXED: dict[str, Any] = {
     "latent": None,
     "sliding_window": None,
     "qk_norm": False,
+    "source_eos": True,
 }
 # Our keys by Marian's. Two of one key have one value.
 SIZES = {

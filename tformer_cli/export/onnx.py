@@ -152,7 +152,7 @@ class StepGraph(nn.Module):
             LayerPast(KeyValue(*cross), KeyValue(*own))
             for cross, own in zip(source, past, strict=True)
         ]
-        cache = EqualLengthCache(layers, source_mask)
+        cache = EqualLengthCache(layers, self.model.attended_source(source_mask))
         logits = self.model.decode_step(token, cache)  # (B, 1, V)
         suppress_tokens(logits, self.suppressed, self.eos, cache.newest[:, 0])
         return logits[:, 0].log_softmax(dim=-1), [layer.own for layer in layers]

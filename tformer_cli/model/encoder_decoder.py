@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig, TransformerConfig
 from tformer_cli.kernels.attention import AttentionMask
@@ -81,6 +82,7 @@ class EncoderDecoder(Seq2Seq):
         self.encoder = Encoder(config, source_size, depths[0], constants[0])
         self.decoder = Decoder(config, target_size, depths[1], constants[1])
         self.output = nn.Linear(config.dim, target_size, bias=config.output_bias)
+        self.source_eos = config.source_eos
 
     def tie_weights(self, tie: str) -> None:
         """Tie the output (`output`, `all`) and the source embeddings (`all`) to the target's."""
@@ -95,15 +97,26 @@ class EncoderDecoder(Seq2Seq):
 
     def encode(self, source: Tensor, source_mask: Tensor) -> Memory:
         """Encode source ids (B, S) with a mask (B, S) of real tokens."""
-        memory: Memory = self.encoder(source, source_mask)
+        memory: Memory = self.encoder(source, self.attended_source(source_mask))
         return memory
+
+    def attended_source(self, source_mask: Tensor) -> Tensor:
+        """Return the mask (B, S) without the last token of each source, if that EOS is not seen.
+
+        Nothing attends to it then, as if the source ended before it.
+        """
+        if self.source_eos:
+            return source_mask
+        without = pad(source_mask[:, 1:], (0, 1))
+        # A source of EOS alone keeps it: attention needs something.
+        return torch.where(without.any(dim=1, keepdim=True), without, source_mask)
 
     def target_hidden_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, kept: KeptTokens | None = None
     ) -> Tensor:
         """Return hidden states (B, T, D) of whole targets (teacher forcing)."""
         kept_source, kept_target = kept or (None, None)
-        memory: Memory = self.encoder(source, source_mask, kept_source)
+        memory: Memory = self.encoder(source, self.attended_source(source_mask), kept_source)
         states: Tensor = self.decoder(target, memory, kept_target)
         return states
 

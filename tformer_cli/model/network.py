@@ -130,6 +130,10 @@ class Seq2Seq(Network):
             source_mask: (B, S) real source tokens.
         """
 
+    def attended_source(self, source_mask: Tensor) -> Tensor:
+        """Return the mask (B, S) of source tokens that targets attend to, of the real ones."""
+        return source_mask
+
     def decode_step(self, target: Tensor, cache: DecoderCache) -> Tensor:
         """Append a token (B, K) to each beam; return the logits (B, K, V) of the next one."""
         logits: Tensor = self.output(self.decode_step_hidden(target, cache))

@@ -106,8 +106,8 @@ class ModelStepper(Stepper):
             stop = min(len(sentences), start + len(encoded))
             sources = encoded[: stop - start]
             self._encoded = encoded[stop - start :] or None
-            for cache, layers in zip(self._caches, sources.layers, strict=True):
-                cache.insert(slots[start:stop], layers, sources.mask)
+            for model, cache, layers in zip(self.models, self._caches, sources.layers, strict=True):
+                cache.insert(slots[start:stop], layers, model.attended_source(sources.mask))
             start = stop
 
     def _encode(self, sentences: Iterable[Sentence]) -> "EncodedSources":

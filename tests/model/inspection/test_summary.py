@@ -110,7 +110,7 @@ def test_kept_numbers_are_those_of_a_cache(config):
     source = torch.randint(6, V, (2, 5))
     real = torch.ones_like(source, dtype=torch.bool)
     cache = model.init_cache(2)
-    cache.insert(torch.arange(2), model.prefill(source, real), real)
+    cache.insert(torch.arange(2), model.prefill(source, real), model.attended_source(real))
     for _ in range(3):
         model.decode_step(torch.randint(6, V, (2, 1)), cache)
     found = cache_size(sketch(config))

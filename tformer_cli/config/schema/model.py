@@ -263,6 +263,8 @@ class EncoderDecoderConfig(TransformerConfig):
     (`all`)."""
     output_bias: bool = False
     """Bias of the output projection."""
+    source_eos: bool = True
+    """Attend to the EOS of a source; false for imported models that were trained without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
