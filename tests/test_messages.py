@@ -20,7 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 RAISING = {
     *(name for name, value in vars(errors).items() if isinstance(value, type)),
     *(name for name, value in vars(refusal).items() if isinstance(value, type)),
-    *("_fail", "_error"),
+    *("_fail", "_error", "error", "stored.error", "note"),
 } - {"ConfigError"}
 # What returns it, to be raised elsewhere.
 RETURNING = {"rule", "_unknown_key", "_fault", "_without_colon", "_misplaced_colon", "_rule"}

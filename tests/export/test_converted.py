@@ -13,7 +13,8 @@ from transformers import MarianMTModel, MarianTokenizer
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import TformerError
-from tformer_cli.export.converted import read_converted, summarize_weights
+from tformer_cli.export.converted import read_converted
+from tformer_cli.export.ctranslate2_file import summarize_weights
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import find_model
 from tformer_cli.translate.options import SearchOptions
@@ -220,7 +221,8 @@ def refused(folder: Path) -> str:
 def test_missing_files_are_named(folder):
     (folder / "target.spm").unlink()
     assert refused(folder) == (
-        "FOLDER: has no tokenizer: none of source.spm and target.spm, sentencepiece.model; "
+        "FOLDER: has no tokenizer: none of source.spm and target.spm, sentencepiece.model, "
+        "spiece.model; "
         "copy it from the model that was converted"
     )
     (folder / "shared_vocabulary.json").rename(folder / "source_vocabulary.json")
@@ -259,7 +261,8 @@ def test_what_it_does_not_have_is_refused(folder, tformer):
         find_model(RunDirectory(folder))
     message = (
         f"{folder}: was written for CTranslate2 by another program; "
-        "name a run; only translate, distill and back-translate take such a folder"
+        "name a run, which `tformer import` makes of the folder; "
+        "only translate, distill and back-translate take it as it is"
     )
     assert str(raised.value) == message
     result = tformer("eval", folder)

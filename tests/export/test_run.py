@@ -81,8 +81,9 @@ def test_a_foreign_folder_is_named(tmp_path):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"")
     assert refused(folder, tmp_path / "run") == [
-        f"{folder}: holds no model: neither config.yaml nor config.json is there; "
-        "name a folder that `tformer export --format safetensors` has written, "
+        f"{folder}: holds no model: none of model.bin, config.yaml and config.json "
+        "is there; name a folder for CTranslate2, one that "
+        "`tformer export --format safetensors` has written, "
         "or a Marian model as transformers saves it"
     ]
 

@@ -101,7 +101,7 @@ def test_an_export_gives_no_weights_to_other_programs(export):
         load_trained_network(RunDirectory(export))
     assert str(raised.value) == (
         f"{export}: is an export, and only CTranslate2 reads its weights; "
-        "name the run that was exported"
+        "name the run that was exported, or one that `tformer import` makes of the folder"
     )
 
 

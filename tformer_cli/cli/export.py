@@ -101,8 +101,9 @@ def import_(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A Marian (OPUS-MT) model that transformers saved with safetensors, or a folder "
-            "that `tformer export --format safetensors` wrote.",
+            help="A folder for CTranslate2, with its sentencepiece models; a Marian (OPUS-MT) "
+            "model that transformers saved with safetensors; or a folder that "
+            "`tformer export --format safetensors` wrote.",
             show_default=False,
         ),
     ],
@@ -122,6 +123,8 @@ def import_(
     as they are; `tformer translate --max-source-sentences 1` splits them at sentence ends.
 
     Example: tformer import opus-mt-en-de runs/opus
+
+    Example: tformer import demo-ct2 runs/again --target-language de
 
     Example: tformer import demo-plain runs/again
     """

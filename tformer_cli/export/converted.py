@@ -4,18 +4,17 @@ Such a folder has weights and vocabularies of tokens. The sentencepiece models o
 converted make tokenizers of them, and its settings, where they are there too, say the rest.
 """
 
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from tformer_cli.choices import Quantization
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions, NoPositions
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError
+from tformer_cli.export.ctranslate2_file import CONVERT_AGAIN, summarize_weights
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
     SEARCH_FILE,
@@ -32,29 +31,30 @@ from tformer_cli.storage.trained_model import ModelFiles
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID, SPECIAL_TOKENS
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 
 # By side: those of Marian, and one of both languages.
-SENTENCEPIECE_FILES = (("source.spm", "target.spm"), ("sentencepiece.model",) * 2)
+SENTENCEPIECE_FILES = (
+    ("source.spm", "target.spm"),
+    ("sentencepiece.model",) * 2,
+    ("spiece.model",) * 2,
+)
 # By side: one of both languages, or one of each; older converters wrote text.
 VOCABULARY_FILES = tuple(
     (f"{source}_vocabulary.{ending}", f"{target}_vocabulary.{ending}")
     for ending in ("json", "txt")
     for source, target in (("shared", "shared"), ("source", "target"))
 )
-POSITIONS = "position_encodings/encodings"
-# Versions of the format of weights, and the number formats of matrices by CTranslate2's ids.
-VERSIONS = range(4, 7)
-NUMBER_FORMATS: dict[int, Quantization] = {1: "int8", 4: "float16", 5: "bfloat16"}
-EXACT: Quantization = "float32"
-CONVERT_AGAIN = "convert the model again"
+# With which translations begin, unless config.json has another.
+START = SPECIAL_TOKENS[BOS_ID]
 
 
-class WeightsSummary(NamedTuple):
-    """What the weights say of themselves."""
+class SideFiles(NamedTuple):
+    """What a folder has beside its weights."""
 
-    num_positions: int | None  # rows of the position tables; None without a table
-    quantization: Quantization
+    tokenizers: Tokenizers
+    tokens: tuple[list[str], list[str]]  # of the vocabularies of source and target
+    source_eos: bool  # whether the model was trained with EOS behind sources
 
 
 def read_converted(folder: Path) -> ModelFiles:
@@ -67,88 +67,61 @@ def read_converted(folder: Path) -> ModelFiles:
         CheckpointError: a tokenizer or a vocabulary is missing or damaged, or `</s>` ends nothing.
         ConfigError: a settings file has impossible values.
     """
-    _check_eos(folder)
-    vocabulary_files = _side_files(folder, VOCABULARY_FILES, "vocabulary")
-    sentencepiece_files = _side_files(folder, SENTENCEPIECE_FILES, "tokenizer")
-    pairs = zip(sentencepiece_files, map(_tokens, vocabulary_files), strict=True)
-    source, target = (_tokenizer(file, tokens) for file, tokens in pairs)
-    is_shared = len(set(vocabulary_files)) == 1
+    tokenizers = read_side_files(folder).tokenizers
     weights = summarize_weights(folder / EXPORT_FILE)
+    rows = weights.num_positions
+    positions = NoPositions() if rows is None else LearnedPositions(max_length=rows)
+    model = EncoderDecoderConfig(positions=positions)
     return ModelFiles(
         run=RunDirectory(folder),
         directory=folder,
-        config=_config(folder, weights.num_positions, is_shared),
-        tokenizers=Tokenizers(source, target, is_shared),
+        config=converted_config(folder, model, is_shared=tokenizers.shared),
+        tokenizers=tokenizers,
         step=0,
         max_source_sentences=None,
         quantization=weights.quantization,
     )
 
 
+def read_side_files(folder: Path) -> SideFiles:
+    """Return tokenizers and vocabularies; errors are those of `read_converted`."""
+    _check_special_tokens(folder)
+    vocabulary_files = _side_files(folder, VOCABULARY_FILES, "vocabulary")
+    sentencepiece_files = _side_files(folder, SENTENCEPIECE_FILES, "tokenizer")
+    source_tokens, target_tokens = map(_tokens, vocabulary_files)
+    tokenizers = Tokenizers(
+        _tokenizer(sentencepiece_files[0], source_tokens),
+        _tokenizer(sentencepiece_files[1], target_tokens),
+        shared=len(set(vocabulary_files)) == 1,
+    )
+    adds_eos = settings_of(folder).get("add_source_eos", False)
+    source_eos = bool(adds_eos) or lacks_source_eos(folder)
+    return SideFiles(tokenizers, (source_tokens, target_tokens), source_eos)
+
+
 def lacks_source_eos(folder: Path) -> bool:
     """Return whether a model was trained with EOS behind sources, and CTranslate2 adds none.
 
     transformers' tokenizers add it, so their converters leave it out of config.json. Their models
-    begin targets with EOS too. OpenNMT-py's begin with BOS, and read sources without EOS.
+    begin targets with EOS or padding. OpenNMT-py's begin with BOS, and read sources without EOS.
     """
-    settings = _settings(folder)
-    begins_with_eos = settings.get("decoder_start_token") == SPECIAL_TOKENS[EOS_ID]
-    return begins_with_eos and not settings.get("add_source_eos", False)
+    settings = settings_of(folder)
+    begins_with_bos = settings.get("decoder_start_token", START) == START
+    return not begins_with_bos and not settings.get("add_source_eos", False)
 
 
-def summarize_weights(file: Path) -> WeightsSummary:
-    """Return what a file of CTranslate2's weights says of itself; of a damaged one, less.
-
-    CTranslate2 says itself what is wrong with a file that it cannot load.
-    """
-    rows: list[int] = []
-    formats: set[int] = set()
-    with file.open("rb") as content:
-        try:
-            for name, shape, number_format in _variables(content):
-                if name.endswith(POSITIONS):
-                    rows.append(shape[0])
-                if len(shape) > 1:
-                    formats.add(number_format)
-        except (struct.error, UnicodeDecodeError, IndexError):
-            pass
-    names = [name for number, name in NUMBER_FORMATS.items() if number in formats]
-    return WeightsSummary(min(rows, default=None), (*names, EXACT)[0])
-
-
-def _variables(content: BinaryIO) -> Iterator[tuple[str, list[int], int]]:
-    """Yield name, shape and number format of each variable; the format is `ModelSpec.save`'s."""
-
-    def number(kind: str) -> int:
-        value: int
-        (value,) = struct.unpack(f"<{kind}", content.read(struct.calcsize(f"<{kind}")))
-        return value
-
-    def text() -> str:
-        return content.read(number("H"))[:-1].decode()
-
-    if number("I") not in VERSIONS:
-        return
-    text()  # kind of network
-    number("I")  # its revision
-    for _ in range(number("I")):
-        name = text()
-        shape = [number("I") for _ in range(number("B"))]
-        yield name, shape, number("B")
-        content.seek(number("I"), 1)
-
-
-def _settings(folder: Path) -> Mapping[str, Any]:
+def settings_of(folder: Path) -> Mapping[str, Any]:
+    """Return the content of config.json, which older converters did not write."""
     file = folder / SETTINGS_FILE
     return json_object(file) if file.is_file() else {}
 
 
-def _check_eos(folder: Path) -> None:
-    ours = SPECIAL_TOKENS[EOS_ID]
-    theirs = _settings(folder).get("eos_token", ours)
-    if theirs != ours:
-        where = f"{folder / SETTINGS_FILE}: eos_token"
-        raise CheckpointError(where, f"must be {ours}", got=str(theirs))
+def _check_special_tokens(folder: Path) -> None:
+    settings = settings_of(folder)
+    for key, ours in (("eos_token", SPECIAL_TOKENS[EOS_ID]), ("unk_token", SPECIAL_TOKENS[UNK_ID])):
+        if (theirs := settings.get(key, ours)) != ours:
+            where = f"{folder / SETTINGS_FILE}: {key}"
+            raise CheckpointError(where, f"must be {ours}", got=str(theirs))
 
 
 def _side_files(folder: Path, choices: tuple[tuple[str, ...], ...], kind: str) -> tuple[Path, ...]:
@@ -183,7 +156,8 @@ def _tokenizer(file: Path, tokens: list[str]) -> MarianTokenizer:
     return MarianTokenizer(marian_file(file.read_bytes(), pieces), Normalizer(), name=str(file))
 
 
-def _config(folder: Path, num_positions: int | None, is_shared: bool) -> Config:
+def converted_config(folder: Path, model: EncoderDecoderConfig, *, is_shared: bool) -> Config:
+    """Return the config of a network, with the languages and the search of a folder."""
     search = read_search(folder / SEARCH_FILE)
     languages = Languages("source", "target", not is_shared)
     if (folder / LANGUAGES_FILE).is_file():
@@ -191,10 +165,10 @@ def _config(folder: Path, num_positions: int | None, is_shared: bool) -> Config:
     config = Config(
         data=data_config(languages.source, languages.target),
         tokenizer=MarianConfig(shared=is_shared),
-        model=EncoderDecoderConfig(positions=NoPositions()),
+        model=model,
         decoding=search,
     )
-    if num_positions is None:
+    if (num_positions := model.max_length) is None:
         return config
     # A source and its EOS, and a translation, have a position for each token.
     filters, training = config.data.filters, config.training
@@ -203,7 +177,6 @@ def _config(folder: Path, num_positions: int | None, is_shared: bool) -> Config:
     return replace(
         config,
         data=replace(config.data, filters=filters),
-        model=replace(config.model, positions=LearnedPositions(max_length=num_positions)),
         training=replace(training, validation_decoding=validation),
         decoding=_limited(search, num_positions),
     )

@@ -16,6 +16,7 @@ from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scores, model_card
 from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
+from tformer_cli.export.ctranslate2_weights import read_ctranslate2
 from tformer_cli.export.format import Format
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_settings import SETTINGS_FILE
@@ -23,7 +24,7 @@ from tformer_cli.export.onnx import OnnxFormat
 from tformer_cli.export.plain import PlainFormat, read_plain_folder
 from tformer_cli.storage.atomic import check_absent, new_directory, write_text
 from tformer_cli.storage.checkpoint import save_checkpoint
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import EXPORT_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
 
@@ -157,7 +158,8 @@ def import_run(
 ) -> TrainedModel:
     """Write a run folder, atomically, that translates as the model of a folder does.
 
-    The folder is a Marian model as transformers saves it, or a plain folder; nothing is unpickled.
+    The folder is for CTranslate2, a Marian model as transformers saves it, or a plain folder;
+    nothing is unpickled.
     Languages are ISO codes, by default what the folder says.
 
     Raises:
@@ -178,15 +180,18 @@ def read_model(
     if not folder.is_dir():
         raise CheckpointError(str(folder), "no such folder", remedy="name the folder of a model")
     config_file = RunDirectory(folder).config_file
-    if config_file.is_file():
+    if (folder / EXPORT_FILE).is_file():
+        read = read_ctranslate2
+    elif config_file.is_file():
         read = read_plain_folder
     elif (folder / SETTINGS_FILE).is_file():
         read = read_marian
     else:
-        what = f"holds no model: neither {config_file.name} nor {SETTINGS_FILE} is there"
+        names = f"{EXPORT_FILE}, {config_file.name} and {SETTINGS_FILE}"
+        what = f"holds no model: none of {names} is there"
         remedy = (
-            "name a folder that `tformer export --format safetensors` has written, "
-            "or a Marian model as transformers saves it"
+            "name a folder for CTranslate2, one that `tformer export --format safetensors` has "
+            "written, or a Marian model as transformers saves it"
         )
         raise CheckpointError(str(folder), what, remedy=remedy)
     return read(folder, source_language=source_language, target_language=target_language)

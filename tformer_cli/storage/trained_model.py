@@ -119,7 +119,10 @@ def find_model(run: RunDirectory, name: str = "best") -> ModelFiles:
         raise CheckpointError(str(run.path), "no such run folder", remedy=remedy)
     if is_converted(run.path):
         what = "was written for CTranslate2 by another program"
-        remedy = "name a run; only translate, distill and back-translate take such a folder"
+        remedy = (
+            "name a run, which `tformer import` makes of the folder; "
+            "only translate, distill and back-translate take it as it is"
+        )
         raise CheckpointError(str(run.path), what, remedy=remedy)
     notes = _notes(run) if name in ("best", "last") else None
     directory = run.path if notes is not None else _find_checkpoint(run, name)
@@ -187,7 +190,8 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     files = find_model(run, name)
     if files.quantization is not None:
         what = "is an export, and only CTranslate2 reads its weights"
-        raise CheckpointError(str(run.path), what, remedy="name the run that was exported")
+        remedy = "name the run that was exported, or one that `tformer import` makes of the folder"
+        raise CheckpointError(str(run.path), what, remedy=remedy)
     if not files.is_plain:
         _check_intact(run, files.directory, (MODEL_FILE,))
     with SkipRandomInit():
