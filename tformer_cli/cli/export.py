@@ -101,8 +101,8 @@ def import_(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A folder for CTranslate2, with its sentencepiece models; a Marian (OPUS-MT) "
-            "model that transformers saved with safetensors; or a folder that "
+            help="A folder for CTranslate2, with its sentencepiece models; an .argosmodel; a "
+            "Marian (OPUS-MT) model that transformers saved with safetensors; or a folder that "
             "`tformer export --format safetensors` wrote.",
             show_default=False,
         ),

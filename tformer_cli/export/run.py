@@ -13,6 +13,7 @@ from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.corpus.reader import read_lines, read_pairs
 from tformer_cli.errors import CheckpointError, DataError, UsageError
 from tformer_cli.evaluation.metrics import build_metric
+from tformer_cli.export.argos import ArgosFormat, read_argos
 from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scores, model_card
 from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
@@ -29,6 +30,7 @@ from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
 
 FORMATS: dict[FormatName, type[Format]] = {
+    "argos": ArgosFormat,
     "ctranslate2": CTranslate2Format,
     "marian": MarianFormat,
     "onnx": OnnxFormat,
@@ -158,8 +160,8 @@ def import_run(
 ) -> TrainedModel:
     """Write a run folder, atomically, that translates as the model of a folder does.
 
-    The folder is for CTranslate2, a Marian model as transformers saves it, or a plain folder;
-    nothing is unpickled.
+    The folder is for CTranslate2, a Marian model as transformers saves it, or a plain folder; a
+    file is an Argos package. Nothing is unpickled.
     Languages are ISO codes, by default what the folder says.
 
     Raises:
@@ -177,6 +179,8 @@ def read_model(
     folder: Path, *, source_language: str | None = None, target_language: str | None = None
 ) -> TrainedModel:
     """Return the model of a folder; arguments and errors are those of `import_run`."""
+    if folder.is_file():
+        return read_argos(folder, source_language=source_language, target_language=target_language)
     if not folder.is_dir():
         raise CheckpointError(str(folder), "no such folder", remedy="name the folder of a model")
     config_file = RunDirectory(folder).config_file
