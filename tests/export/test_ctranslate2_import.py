@@ -354,6 +354,42 @@ def test_a_run_is_made_that_goes_out_again_unchanged(tmp_path):
     assert results[0] == results[1]
 
 
+def test_a_run_without_source_eos_is_scored_exported_and_trained_on(tmp_path, tformer):
+    """The commands that runs take, with a model that our own training never makes."""
+    folder = write(opennmt(), tmp_path / "folder")
+    write_json(folder / "tokenizer_config.json", {"source_lang": "en", "target_lang": "de"})
+    run, text, out = tmp_path / "run", tmp_path / "valid.en", tmp_path / "out"
+    text.write_text("".join(f"{line}\n" for line in lines(20)))
+    for name in ("train.en", "train.de", "valid.de"):
+        (tmp_path / name).write_text(text.read_text())
+    settings = {
+        "data.root": tmp_path,
+        "training.max_steps": 2,
+        "training.validate_every": 2,
+        "training.schedule.warmup_steps": 1,
+        "training.batch_tokens": 300,
+        "training.validation_decoding": "{kind: greedy, max_length: 9}",
+    }
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    init = ("--init-from", run, "--run", tmp_path / "on", "--device", "cpu", *sets)
+    for command in (
+        ("import", folder, run),
+        ("score", run, "--source", text, "--target", tmp_path / "valid.de"),
+        ("export", run, out, "--format", "ctranslate2", "--check-file", text),
+        ("train", run / "config.yaml", *init),
+    ):
+        result = tformer(*command)
+        assert result.exit_code == 0, result.stderr
+    words = ("-i", text, "--beam", 3, "--workers", 1)
+    texts = [
+        tformer("translate", run, *words, "--backend", backend).stdout
+        for backend in ("native", "ctranslate2")
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0].splitlines())) > 5
+    assert not load_trained_model(RunDirectory(tmp_path / "on")).config.model.source_eos
+
+
 # What is refused.
 
 
