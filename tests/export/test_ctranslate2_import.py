@@ -214,7 +214,8 @@ def theirs(
 ) -> list[Any]:
     """Translate by CTranslate2 alone."""
     source = trained.tokenizers.source
-    end = ["</s>"] if trained.config.model.source_eos else []
+    adds_eos = json.loads((folder / "config.json").read_text())["add_source_eos"]
+    end = ["</s>"] if trained.config.model.source_eos and not adds_eos else []
     beam = search if isinstance(search, BeamConfig) else BeamConfig(beam_size=1, length_penalty=0)
     vocabulary = json.loads((folder / "shared_vocabulary.json").read_text())
     suppressed = [[token] for token in (*SPECIAL_TOKENS, "<blank>") if token in vocabulary]
@@ -274,6 +275,67 @@ def test_translations_are_ctranslate2s(name, search, tmp_path):
 @pytest.mark.parametrize("changes", [{}, {"scale_embedding": False, "activation_function": "relu"}])
 def test_translations_are_those_of_a_converted_marian_model(changes, search, tmp_path):
     folder = marian(tmp_path / "folder", **changes)
+    trained = read_ctranslate2(folder)
+    assert trained.config.model.positions.kind == "sinusoidal"
+    assert_equal(folder, trained, search)
+
+
+MARIAN_SETTINGS = """
+type: transformer
+transformer-decoder-autoreg: self-attention
+transformer-no-projection: false
+transformer-ffn-activation: swish
+transformer-preprocess: ""
+transformer-postprocess: dan
+transformer-postprocess-emb: d
+transformer-guided-alignment-layer: last
+transformer-heads: 3
+enc-depth: 2
+dec-depth: 1
+"""
+
+
+def marian_npz(file: Path, vocabulary: list[str]) -> None:
+    """Write random weights as Marian saves them."""
+    generator = np.random.default_rng(4)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return generator.normal(scale=0.5, size=shape).astype(np.float32)
+
+    dim, wide = 12, 20
+    settings = np.frombuffer(MARIAN_SETTINGS.encode() + b"\0", dtype=np.int8)
+    weights = {"special:model.yml": settings, "Wemb": drawn(len(vocabulary), dim)}
+    weights["decoder_ff_logit_out_b"] = 0.2 * drawn(1, len(vocabulary))
+    weights["decoder_ff_logit_out_b"][0, 0] += 1
+    blocks = ["encoder_l1_self", "encoder_l2_self", "decoder_l1_self", "decoder_l1_context"]
+    for block in blocks:
+        weights |= {f"{block}_W{part}": drawn(dim, dim) for part in "qkvo"}
+        weights |= {f"{block}_b{part}": drawn(1, dim) for part in "qkvo"}
+        weights[f"{block}_Wo_ln_scale"], weights[f"{block}_Wo_ln_bias"] = (
+            1 + drawn(1, dim),
+            drawn(1, dim),
+        )
+    for block in ("encoder_l1_ffn", "encoder_l2_ffn", "decoder_l1_ffn"):
+        weights |= {f"{block}_W1": drawn(dim, wide), f"{block}_b1": drawn(1, wide)}
+        weights |= {f"{block}_W2": drawn(wide, dim), f"{block}_b2": drawn(1, dim)}
+        weights |= {f"{block}_ffn_ln_scale": 1 + drawn(1, dim)}
+        weights |= {f"{block}_ffn_ln_bias": drawn(1, dim)}
+    np.savez(file, **weights)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_marians_own_files_come_by_its_converter(search, tmp_path):
+    vocabulary = ["</s>", "<unk>", *PIECES]
+    marian_npz(tmp_path / "model.npz", vocabulary)
+    vocab = "".join(f"{json.dumps(token)}: {i}\n" for i, token in enumerate(vocabulary))
+    (tmp_path / "vocab.yml").write_text(vocab.encode("ascii").decode("unicode_escape"))
+    converter = ctranslate2.converters.MarianConverter(
+        str(tmp_path / "model.npz"), [str(tmp_path / "vocab.yml")] * 2
+    )
+    folder = tmp_path / "folder"
+    converter.convert(str(folder))
+    for name in ("source.spm", "target.spm"):
+        (folder / name).write_bytes(MODEL)
     trained = read_ctranslate2(folder)
     assert trained.config.model.positions.kind == "sinusoidal"
     assert_equal(folder, trained, search)
