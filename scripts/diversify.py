@@ -107,7 +107,13 @@ def reversed_config(config: Config) -> Config:
 
 def reversed_text(text: ParallelText) -> ParallelText:
     """Return a text with its sides exchanged."""
-    return replace(text, source=text.target, target=text.source)
+    return replace(
+        text,
+        source=text.target,
+        target=text.source,
+        source_language=text.target_language,
+        target_language=text.source_language,
+    )
 
 
 def translated(

@@ -107,7 +107,8 @@ def evaluate(
         run: the run folder.
         metrics: bleu, chrf, ter.
         split: valid, test (all test sets of the config), or the name of one; None for test.
-        text: evaluated instead of a split, under the name of its source file.
+        text: evaluated instead of a split, under the name of its source file; of a model with
+            several target languages, with its `target_language`.
         decoding: the search, or changes to that of the run; None for the run's own.
         mbr: minimum-Bayes-risk decoding; None ranks by the search.
         ensemble: further runs with the same tokenizers.
@@ -138,15 +139,17 @@ def evaluate(
     )
     config = evaluator.translator.config
     texts = texts_of_split(config, split) if text is None else {text.source.name: text}
-    language = config.data.target_language
-    built = [build_metric(name, config.evaluation, language) for name in metrics]
+    if text is not None and text.target_language is None:
+        # Of several target languages, none is meant by itself.
+        evaluator.translator.tag_ids()
     search = decoding.apply(config) if isinstance(decoding, SearchOptions) else decoding
     warn_of_overlap(config.data, texts, on_warning)
     evaluations = {}
     for name, each in texts.items():
+        _, language = config.data.direction_of(each)
         evaluations[name] = evaluator.evaluate(
             each,
-            built,
+            [build_metric(metric, config.evaluation, language) for metric in metrics],
             decoding=search,
             mbr=mbr,
             on_start=on_start,
@@ -212,8 +215,10 @@ def compare(
         what = "shows two systems"
         raise UsageError("`output`", what, got=str(len(paths)), remedy="leave the others out")
     runs = {path: find_model(RunDirectory(path)) for path in paths if path.is_dir()}
-    built = common_metrics(metrics, list(runs.values()), tokenize=tokenize, lowercase=lowercase)
     name, texts = common_text(list(runs.values()), test, list(map(Path, references)))
+    built = common_metrics(
+        metrics, list(runs.values()), name, tokenize=tokenize, lowercase=lowercase
+    )
     # Files first: one may have too few lines, and to translate takes minutes.
     files = {path: read_translations(path, texts) for path in paths if path not in runs}
     hypotheses = {
@@ -298,6 +303,9 @@ def tune(
     )
     config = translator.config
     text = config.data.valid
+    if isinstance(text, tuple):
+        what = "has several validation texts, and a search is tuned by one"
+        raise UsageError(str(run), what, remedy="set decoding in its config.yaml")
     assert isinstance(text, ParallelText), "models that translate have parallel text"
     built = build_metric(metric, config.evaluation, config.data.target_language)
     warn_of_overlap(config.data, {"data.valid": text}, on_warning)
@@ -311,6 +319,7 @@ def score(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
+    to: str | None = None,
     ensemble: Sequence[str | os.PathLike[str]] = (),
     checkpoint: str = "best",
     device: str = "auto",
@@ -332,6 +341,7 @@ def score(
         run: the run folder.
         source: source text, plain or .gz.
         target: its translation, line by line.
+        to: target language, of a model that has several.
         ensemble: further runs with the same tokenizers.
         checkpoint: best, last, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
@@ -349,6 +359,7 @@ def score(
         on_start(sum(1 for _ in read_pairs(*files)))
     translator = Translator.load(
         run,
+        to=to,
         ensemble=ensemble,
         checkpoint=checkpoint,
         device=device,
@@ -360,6 +371,7 @@ def score(
         translator.tokenizers,
         read_pairs(*files),
         names=(str(files[0]), str(files[1])),
+        tags=translator.tag_ids(),
         on_done=on_done,
         on_warning=on_warning,
     )

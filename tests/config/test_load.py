@@ -489,8 +489,9 @@ def _masking(config: Config) -> Config:
         train=tuple(
             PlainTrainingText(**_alone(text), weight=text.weight) for text in config.data.train
         ),
-        valid=PlainText(**_alone(config.data.valid)),
+        valid=PlainText(**_alone(next(iter(config.data.texts().values())))),
         test={},
+        sampling=None,
         filters=dataclasses.replace(config.data.filters, max_ratio=None, max_length=599),
     )
     training = dataclasses.replace(
@@ -513,22 +514,35 @@ def _masking(config: Config) -> Config:
 
 
 def _translating(config: Config) -> Config:
-    """Give a model that translates texts with their translations, and searches that can run."""
+    """Give a model that translates texts with their translations, and searches that can run.
+
+    Each training text has a target language of its own.
+    """
     data, training, scores = config.data, config.training, config.evaluation
+    is_single = len(data.train) == 1
+    valid = data.valid if isinstance(data.valid, tuple) else (data.valid,)
+    valid = tuple(
+        ParallelText(**_translated(text), source_language=f"{i}", target_language="0")
+        for i, text in enumerate(valid)
+    )
     return dataclasses.replace(
         config,
         data=dataclasses.replace(
             data,
             train=tuple(
-                TrainingText(**_translated(text), weight=text.weight) for text in data.train
+                TrainingText(**_translated(text), weight=text.weight, target_language=f"{i}")
+                for i, text in enumerate(data.train)
             ),
-            valid=ParallelText(**_translated(data.valid)),
+            valid=valid if isinstance(data.valid, tuple) else valid[0],
+            test=dict.fromkeys(data.test, valid[0]),
+            sampling=None if is_single else data.sampling,
             filters=dataclasses.replace(data.filters, max_length=599),
         ),
         training=dataclasses.replace(
             training,
             validation_decoding=_coherent(training.validation_decoding),
             subword_sampling=_sampling(config.tokenizer),
+            bidirectional_steps=training.bidirectional_steps if is_single else None,
         ),
         decoding=_coherent(config.decoding),
         evaluation=dataclasses.replace(

@@ -1,5 +1,6 @@
 """Tags of training texts: reserved ids before each source, kept beside the encoded text."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -10,11 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.data import MAX_TAGS, DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import (
+    MAX_TAGS,
+    DataConfig,
+    ParallelText,
+    SamplingConfig,
+    TrainingText,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.corpus.store import PairTags, TokenStore, build_store
+from tformer_cli.corpus.store import PairTags, TokenStore, build_store, temperature_weights
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS
@@ -133,3 +140,58 @@ def test_fingerprints_see_tags(one, other):
 
     same = store(one).fingerprint() == store(other).fingerprint()
     assert not same or rows(store(one)) == rows(store(other))
+
+
+# ------------------------------------------------ sampling by temperature
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10_000),
+            st.floats(0.01, 100),
+            st.sampled_from(["en-de", "en-fr", "de-fr"]),
+        ),
+        min_size=1,
+    ).filter(lambda texts: any(count for count, _, _ in texts)),
+    st.floats(1, 1000),
+)
+def test_temperature_gives_each_direction_its_share_of_an_epoch(texts, temperature):
+    counts, weights, directions = zip(*texts, strict=True)
+    found = np.array(temperature_weights(weights, directions, temperature, counts))
+    pairs = np.array(counts) * np.array(weights)
+    sizes = {d: sum(pairs[np.array(directions) == d]) for d in set(directions)}
+    # Arivazhagan et al. 2019: p_i is proportional to (D_i / sum of all D) ** (1 / T).
+    powers = {d: (size / pairs.sum()) ** (1 / temperature) for d, size in sizes.items()}
+    for direction, power in powers.items():
+        share = (found * counts)[np.array(directions) == direction].sum() / pairs.sum()
+        assert share == pytest.approx(power / sum(powers.values()))
+    # Within a direction the weights of texts stay in proportion.
+    for i, j in itertools.combinations(range(len(texts)), 2):
+        if directions[i] == directions[j] and sizes[directions[i]]:
+            assert found[i] * weights[j] == pytest.approx(found[j] * weights[i])
+
+
+@given(st.lists(st.tuples(st.integers(1, 999), st.sampled_from("abc")), min_size=1))
+def test_temperature_one_keeps_the_weights(texts):
+    counts, directions = zip(*texts, strict=True)
+    assert temperature_weights([1.0] * len(texts), directions, 1.0, counts) == [1.0] * len(texts)
+
+
+def test_an_epoch_samples_by_the_temperature(data, tokenizers, tmp_path):
+    """Of 2 and 3 pairs, at a temperature of 1000, each direction has half of the epoch."""
+    one, other, _ = data.train
+    many = replace(data, train=(one, replace(other, target_language="fr", tags=())))
+    plain, _ = training_store(many, tokenizers, tmp_path)
+    even = replace(many, sampling=SamplingConfig(temperature=1000))
+    store, _ = training_store(even, tokenizers, tmp_path)
+    assert store.weights[:] == pytest.approx([1.25] * 2 + [5 / 6] * 3, rel=1e-3)
+    assert store.fingerprint() == replace(store, known_fingerprint=None).fingerprint()
+    assert store.fingerprint() != plain.fingerprint()
+    # The encoded text on the disk is the same.
+    assert len([path for path in tmp_path.iterdir() if path.is_dir() and len(path.name) == 32]) == 1
+    plans = epoch_plans(store, batch_tokens=100, seed=1)
+    epochs = [np.concatenate(plans[epoch]) for epoch in range(400)]
+    assert 0.45 < np.mean(np.concatenate(epochs) < 2) < 0.55
+    again = epoch_plans(store, batch_tokens=100, seed=1)
+    assert all(np.array_equal(np.concatenate(again[i]), epochs[i]) for i in (399, 0, 7))

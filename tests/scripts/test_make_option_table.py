@@ -55,7 +55,9 @@ def test_every_field_of_the_schema_is_documented() -> None:
 
 
 def test_docstrings_include_inherited_fields() -> None:
-    assert list(docstrings(TrainingText)) == ["source", "target", "weight", "tags"]
+    own, inherited = ["weight", "tags"], list(docstrings(ParallelText))
+    assert list(docstrings(TrainingText)) == [*inherited, *own]
+    assert inherited[:2] == ["source", "target"]
     assert (
         docstrings(TrainingText)["target"]
         == "Target file: line n is the translation of source line n."
@@ -82,7 +84,13 @@ def test_table_has_every_key_of_a_default_config() -> None:
             "Maximum gradient norm; larger gradients are scaled down. Null for no clipping.",
         ),
         Row("`data.train`", "*required*", "list", "Training texts."),
-        Row("**`data.valid`**", "", "", "Validation text, which selects the best checkpoint."),
+        Row(
+            "**`data.valid`**",
+            "",
+            "",
+            "Validation text, which selects the best checkpoint; or a list of texts, one for each "
+            "direction, which select it by the mean of their scores.",
+        ),
         Row("**`evaluation`**", "", "", "Metrics."),
         Row(
             "`training.schedule.factor` (`step`)",

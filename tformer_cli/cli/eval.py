@@ -33,6 +33,7 @@ from tformer_cli.cli.options import (
     QuietOption,
     RunArgument,
     SearchSetOption,
+    ToOption,
     WorkersOption,
     chosen_mbr,
     chosen_metrics,
@@ -64,6 +65,7 @@ def evaluate(
         Path | None, typer.Option(help="Source text instead of a split, with --reference.")
     ] = None,
     reference: Annotated[Path | None, typer.Option(help="References of --source.")] = None,
+    to: ToOption = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     settings: SearchSetOption = None,
@@ -92,6 +94,9 @@ def evaluate(
         raise UsageError(missing, what, remedy=f"add {missing}")
     if source and split:
         raise UsageError("--split", "contradicts --source", got=split, remedy=DROP_ONE)
+    if to and source is None:
+        what = "needs --source: a split has its own languages"
+        raise UsageError("--to", what, got=to, remedy="leave it out")
     reject_pipes({"--source": source, "--reference": reference})
     run_directory = chosen_run(run, checkpoint)
 
@@ -102,7 +107,7 @@ def evaluate(
     refuse_torchrun("eval")
     text = None
     if source is not None and reference is not None:
-        text = ParallelText(source=source, target=reference)
+        text = ParallelText(source=source, target=reference, target_language=to)
         hypotheses = hypothesis_file(run_directory, source.name)
         inputs = {"--source": source, "--reference": reference}
         check_outputs({"the translations": hypotheses}, inputs)
@@ -264,6 +269,7 @@ def score(
     *,
     source: Annotated[Path, typer.Option(help="Source text, plain or .gz.")],
     target: Annotated[Path, typer.Option(help="Translation, line by line.")],
+    to: ToOption = None,
     output_file: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the scores. Default: stdout.")
     ] = None,
@@ -302,6 +308,7 @@ def score(
             run_directory.path,
             source,
             target,
+            to=to,
             ensemble=ensemble or (),
             checkpoint=checkpoint,
             device=device,

@@ -105,6 +105,10 @@ MbrOption = Annotated[
     Utility | None,
     typer.Option(help="Minimum Bayes risk (MBR) decoding with this utility."),
 ]
+ToOption = Annotated[
+    str | None,
+    typer.Option("--to", metavar="LANGUAGE", help="Target language, of a model that has several."),
+]
 TagOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -126,7 +130,7 @@ _SAME_NAMES = (
     *("init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
     *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "port"),
     *("lowercase", "precision", "prefixes", "quantization", "resamples", "run", "seed"),
-    *("keep", "repair", "split", "target", "terminology", "test", "tokenize", "workers"),
+    *("keep", "repair", "split", "target", "terminology", "test", "to", "tokenize", "workers"),
 )
 # Options by the Python arguments that messages of the library name.
 OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {

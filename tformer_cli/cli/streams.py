@@ -57,7 +57,7 @@ def input_windows(
         return chunks(left, WINDOW_LINES * num_processes)
     if is_interactive():
         typer.echo(f"{translator.description}; type a sentence, Ctrl-D ends", err=True)
-        typed = typed_lines(f"{translator.config.data.source_language}> ")
+        typed = typed_lines(f"{translator.languages[0]}> ")
         return ([InputLine(line)] for line in typed)
     windows = available_lines(stdin_lines(), WINDOW_LINES)
     return (list(map(InputLine, window)) for window in windows)

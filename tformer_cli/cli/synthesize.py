@@ -27,6 +27,7 @@ from tformer_cli.cli.options import (
     MbrOption,
     PrecisionOption,
     SearchSetOption,
+    ToOption,
     WorkersOption,
     chosen_mbr,
     chosen_run,
@@ -67,6 +68,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 "PREFIX.source.gz and so on.",
             ),
         ],
+        to: ToOption = None,
         ensemble: EnsembleOption = None,
         nbest: Annotated[
             int, typer.Option(min=1, help="Pairs of a line and teacher; with --mbr, of a line.")
@@ -98,6 +100,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 input_file,
                 output,
                 real=real,
+                to=to,
                 ensemble=ensemble or (),
                 count=nbest,
                 mbr=chosen_mbr(mbr, candidates),

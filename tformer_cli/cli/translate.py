@@ -28,6 +28,7 @@ from tformer_cli.cli.options import (
     QuietOption,
     SearchSetOption,
     TagOption,
+    ToOption,
     WorkersOption,
     chosen_mbr,
     chosen_run,
@@ -83,6 +84,7 @@ def translate(
         typer.Option("--resume", help="Resume the same command from OUTPUT.partial."),
         Recorded.NOT,
     ] = False,
+    to: ToOption = None,
     beam: Annotated[BeamOption, Recorded.AS_SEARCH] = None,
     length_penalty: Annotated[LengthPenaltyOption, Recorded.AS_SEARCH] = None,
     settings: Annotated[SearchSetOption, Recorded.AS_SEARCH] = None,
@@ -203,6 +205,7 @@ def translate(
     num_lines = count_input_lines(*files)
     translator = Translator.load(
         run_directory.path,
+        to=to,
         ensemble=ensemble or (),
         checkpoint=checkpoint,
         device=device,
@@ -215,10 +218,9 @@ def translate(
         max_source_sentences=max_source_sentences,
         log=tell_stderr,
     )
+    translator.tag_ids(tags or ())  # refuses them before a prompt, or an output
     search = SearchOptions(beam, length_penalty, settings or ()).apply(translator.config)
-    terms = None
-    if terminology_file is not None:
-        terms = read_terminology(terminology_file, translator.config.data.source_language)
+    terms = read_terminology(terminology_file, translator.languages[0])
     translate_windows = partial(
         translator.translate_windows,
         count=nbest,

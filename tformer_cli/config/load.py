@@ -14,6 +14,7 @@ from tformer_cli.config.renamed import current_path, warn_of_renamed, with_curre
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL
 from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.storage.atomic import write_text
@@ -73,7 +74,10 @@ def changed_decoding(config: Config, settings: Sequence[str]) -> DecodingConfig:
 
 
 def dump_config(config: Config) -> str:
-    """Return the configuration as YAML with every default written out, in the schema's order."""
+    """Return the configuration as YAML with every default written out, in the schema's order.
+
+    Only the null of a key that is `LEFT_OUT_IF_NULL` is left out.
+    """
     return to_yaml(as_plain(config))
 
 
@@ -96,7 +100,12 @@ def as_plain(value: object) -> Any:
     if dataclasses.is_dataclass(value):
         # `kind` comes before inherited fields.
         parts = sorted(dataclasses.fields(value), key=lambda part: part.name != "kind")
-        return {part.name: as_plain(getattr(value, part.name)) for part in parts}
+        items = {part: getattr(value, part.name) for part in parts}
+        return {
+            part.name: as_plain(item)
+            for part, item in items.items()
+            if item is not None or part.metadata != LEFT_OUT_IF_NULL
+        }
     if isinstance(value, dict):
         return {key: as_plain(item) for key, item in value.items()}
     if isinstance(value, tuple):

@@ -117,6 +117,11 @@ class _Builder:
     def _build_one_of(
         self, node: yaml.Node, options: Sequence[Any], path: str, default: Any
     ) -> object:
+        lists = [option for option in options if typing.get_origin(option) is tuple]
+        if isinstance(node, yaml.SequenceNode) and lists:
+            options = lists
+        elif len(options) > len(lists):
+            options = [option for option in options if option not in lists]
         if all(map(dataclasses.is_dataclass, options)):
             return self._dataclass(node, options, path, default)
         (hint,) = options

@@ -5,7 +5,8 @@ import hashlib
 import itertools
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -64,6 +65,28 @@ class PairWeights:
     def __getitem__(self, pairs: slice) -> np.ndarray:
         indices = np.arange(*pairs.indices(len(self)))
         return self.values[np.searchsorted(self.stops, indices, side="right")]
+
+
+def temperature_weights(
+    weights: Sequence[float],
+    directions: Sequence[Hashable],
+    temperature: float,
+    num_pairs: Sequence[int],
+) -> list[float]:
+    """Return how often an epoch has each pair of each text, by the text's own weight and direction.
+
+    Direction i with D_i of N weighted pairs has N p_i of them in an epoch, where p_i is
+    proportional to (D_i / N) ** (1 / temperature) (Arivazhagan et al. 2019, section 4.2).
+    """
+    sizes: dict[Hashable, float] = defaultdict(float)
+    for weight, direction, count in zip(weights, directions, num_pairs, strict=True):
+        sizes[direction] += weight * count
+    scaled = {direction: size ** (1 / temperature) for direction, size in sizes.items()}
+    unit = sum(sizes.values()) / sum(scaled.values())
+    return [
+        weight * unit * scaled[direction] / sizes[direction] if sizes[direction] else weight
+        for weight, direction in zip(weights, directions, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +254,15 @@ def write_index(directory: Path, id_dtypes: Sequence[str], reports: Iterable[Fil
 
 
 def open_store(
-    directory: Path, weights: Sequence[float], tags: Sequence[Sequence[int]]
+    directory: Path,
+    weights_of: Callable[[Sequence[int]], Sequence[float]],
+    tags: Sequence[Sequence[int]],
 ) -> tuple[TokenStore, FilterReport] | None:
     """Verify the checksums of a store directory and memory-map it.
 
-    The files depend neither on the weight nor on the tag ids of each text. The filter counts are
-    returned too; None if the store is missing or damaged.
+    The files depend neither on the weight nor on the tag ids of each text; `weights_of` returns the
+    weights for the numbers of pairs that were kept. The filter counts are returned too; None if the
+    store is missing or damaged.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
         index = read_json(directory / "index.json")
@@ -248,6 +274,7 @@ def open_store(
             for (ids, offsets), dtype in zip(SIDES, index["id_dtypes"], strict=False)
         ]
         kept = [report.kept for report in reports]
+        weights = weights_of(kept)
         store = TokenStore(
             *sides[0],
             *sides[-1],

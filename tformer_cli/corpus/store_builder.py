@@ -13,10 +13,11 @@ import json
 import multiprocessing
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,11 @@ from tformer_cli.corpus.store import (
     OFFSET_DTYPE,
     SIDES,
     STORE_VERSION,
+    PairTags,
     TokenStore,
     build_store,
     open_store,
+    temperature_weights,
     write_index,
 )
 from tformer_cli.errors import DataError, TrainingError
@@ -79,16 +82,27 @@ def training_store(
         if stores is None:
             # A mapped file stays readable after its removal.
             stores = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return load_or_build_store(data.train, tokenizers, data.filters, stores=stores)
+        texts, weights_of = data.tagged_train, None
+        if data.sampling is not None:
+            own = [text.weight for text in texts]
+            directions, temperature = map(data.direction_of, texts), data.sampling.temperature
+            weights_of = partial(temperature_weights, own, list(directions), temperature)
+        return load_or_build_store(
+            texts, tokenizers, data.filters, stores=stores, weights_of=weights_of
+        )
 
 
 def evaluation_store(
-    text: Text, tokenizers: Tokenizers, *, max_length: int | None = None
+    text: Text,
+    tokenizers: Tokenizers,
+    *,
+    max_length: int | None = None,
+    tags: Sequence[int] = (),
 ) -> TokenStore:
     """Encode every line of a text without filters, so pair i is line i + 1.
 
-    Monolingual lines are their own targets. A line above `max_length`, which counts EOS, is
-    refused.
+    Monolingual lines are their own targets. Sources begin with `tags`. A line above `max_length`,
+    which counts EOS, is refused.
     """
     store = build_store(
         pair
@@ -99,6 +113,8 @@ def evaluation_store(
     files = list(text.files.values())
     if len(store) == 0:
         raise DataError(str(files[0]), "no lines", remedy="name a file with text")
+    if tags:
+        store = replace(store, tags=PairTags.of_runs([len(store)], [tags]))
     if max_length is not None:
         sides = store.source_lengths + 1, store.target_lengths + 1
         for file, lengths in zip(files, sides, strict=False):
@@ -123,6 +139,7 @@ def load_or_build_store(
     filters: FilterConfig,
     *,
     stores: Path,
+    weights_of: Callable[[Sequence[int]], Sequence[float]] | None = None,
     num_processes: int | None = None,
     shard_lines: int = SHARD_LINES,
 ) -> tuple[TokenStore, FilterReport]:
@@ -130,11 +147,13 @@ def load_or_build_store(
 
     `stores` is the directory of all stores, each named by a hash of all that it depends on.
     `num_processes` encode; None for one a core, or for only this one if the text is small. The
-    store does not depend on them nor on `shard_lines`.
+    store does not depend on them nor on `shard_lines`. `weights_of` is as for `open_store`; None
+    for the weights of the texts.
     """
     names = tag_names(texts)
     tags = [tag_ids(text.tags, names) if isinstance(text, TrainingText) else () for text in texts]
-    open_or_none = functools.partial(open_store, weights=[text.weight for text in texts], tags=tags)
+    weights_of = weights_of or (lambda num_pairs: [text.weight for text in texts])
+    open_or_none = partial(open_store, weights_of=weights_of, tags=tags)
     with storage_errors(stores):
         make_directory(stores)
     key = _key(texts, tokenizers, filters, stores)

@@ -224,14 +224,19 @@ def _common_test_set(runs: Sequence[ModelFiles], name: str | None) -> str:
     """Return the name of a text that all runs have, by default the only test set or `valid`."""
     for run in runs:
         check_translates(run.run, run.config)
-    tests = [run.config.data.test for run in runs]
-    common = [each for each in tests[0] if all(each in test for test in tests)]
-    remedy = f"choose from: {', '.join(['valid', *common])}"
-    if name is None and len(common) > 1:
+    valid = _common_names([run.config.data.valid_texts for run in runs])
+    tests = _common_names([run.config.data.test for run in runs])
+    remedy = f"choose from: {', '.join([*valid, *tests])}"
+    if name is None and len(tests or valid) != 1:
         raise UsageError("`test`", "is required, since the runs have several", remedy=remedy)
-    if name not in (None, "valid", *common):
+    if name not in (None, *valid, *tests):
         raise UsageError("`test`", "is no test set of all runs", got=name, remedy=remedy)
-    return name or next(iter(common), "valid")
+    return name or (tests or valid)[0]
+
+
+def _common_names(texts: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the names that all runs have a text of."""
+    return [name for name in texts[0] if all(name in each for each in texts)]
 
 
 def _common_references(runs: Sequence[ModelFiles], name: str) -> dict[Path, list[str]]:
@@ -260,12 +265,14 @@ def read_translations(file: Path, references: Mapping[Path, Sequence[str]]) -> l
 def common_metrics(
     names: Sequence[MetricName],
     runs: Sequence[ModelFiles],
+    text: str,
     *,
     tokenize: BleuTokenizer | None = None,
     lowercase: bool = False,
 ) -> list[Metric]:
     """Return the metrics of the runs, which must agree; without runs those of the default config.
 
+    `text` is the name of the text, whose target language decides BLEU's tokenizer.
     BLEU takes `tokenize` instead of their tokenizer; it ignores case if they or `lowercase` do.
     """
     if tokenize is not None:
@@ -279,7 +286,11 @@ def common_metrics(
 
     if not runs:
         return build(EvaluationConfig(), "")
-    first, *others = [build(run.config.evaluation, run.config.data.target_language) for run in runs]
+    configs = [run.config for run in runs]
+    first, *others = [
+        build(config.evaluation, config.data.direction_of(texts_of_split(config, text)[text])[1])
+        for config in configs
+    ]
     for run, other in zip(runs[1:], others, strict=True):
         for expected, metric in zip(first, other, strict=True):
             if metric.options != expected.options:

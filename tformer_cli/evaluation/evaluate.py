@@ -171,22 +171,23 @@ class Evaluator:
         and for lines without loss.
         """
         config = self.translator.config
-        max_length = self.models[0].max_length
-        store = evaluation_store(text, self.translator.tokenizers, max_length=max_length)
+        translator = self.translator.into(*config.data.direction_of(text)[::-1])
+        tags, max_length = translator.tag_ids(), self.models[0].max_length
+        store = evaluation_store(text, translator.tokenizers, max_length=max_length, tags=tags)
         problem = long_lines_warning(text, store)
         if problem is not None:
             on_warning(problem)
         likelihood = reference_likelihood(
             self.models,
             loss_batches(store, start_id=DECODER_START_IDS[config.model.kind]),
-            device=torch.device(self.translator.device),
+            device=torch.device(translator.device),
             precision=self.precision,
             world=world,
         )
         sources, references = zip(*read_pairs(text.source, text.target), strict=True)
         on_start(len(sources))
         search = config.decoding if decoding is None else decoding
-        translations = self.translator.nbest(
+        translations = translator.nbest(
             world.shard(sources),
             1,
             decoding=search,
@@ -281,7 +282,7 @@ def own_translations(
     log(f"{files.run.path}: translating {name}")
     evaluator = Evaluator.load(files.run.path, device=device, workers=workers)
     warn_of_overlap(config.data, {name: text}, on_warning)
-    language = config.data.target_language
+    _, language = config.data.direction_of(text)
     evaluation = evaluator.evaluate(
         text,
         [build_metric(metric, config.evaluation, language) for metric in metrics],
@@ -383,14 +384,14 @@ def warn_of_overlap(
 
 def texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]:
     """Return the texts of a split by name: `valid`, `test` (all test sets), or that of one."""
-    test, valid = dict(config.data.test), config.data.valid
-    assert isinstance(valid, ParallelText), "models that translate have parallel text"
-    splits = {"test": test} | {name: {name: text} for name, text in test.items()}
-    splits["valid"] = {"valid": valid}
+    test = dict(config.data.test)
+    valid = {n: x for n, x in config.data.valid_texts.items() if isinstance(x, ParallelText)}
+    splits = {name: {name: text} for name, text in (test | valid).items()}
+    splits |= {"test": test, "valid": valid}
     texts = test if split is None else splits.get(split)
     if not texts:
         what = "the config has no such split" if split else "the config has no test set"
-        remedy = f"choose from: {', '.join(['valid', *test])}"
+        remedy = f"choose from: {', '.join({'valid': '', **valid, **test})}"
         raise UsageError("`split`", what, got=split, remedy=remedy)
     for file in itertools.chain.from_iterable(text.files.values() for text in texts.values()):
         if not file.is_file():

@@ -189,26 +189,30 @@ def config_warnings(
     data = config.data
     tests = {f"data.test.{name}": text for name, text in data.test.items()}
     training = counted(read_texts(data.train), on_done)
-    yield from overlap_warnings(training, {"data.valid": data.valid, **tests}, data.unit)
+    valid = {f"data.{name}": text for name, text in data.valid_texts.items()}
+    yield from overlap_warnings(training, valid | tests, data.unit)
 
 
 def _language_warnings(config: Config) -> Iterator[Problem]:
     data = config.data
-    languages = {"source_language": data.source_language}
-    if isinstance(data.valid, ParallelText):
-        languages["target_language"] = data.target_language
-    for key, language in languages.items():
-        if not is_language_code(language):
-            remedy = "write en, for instance"
-            yield Problem(f"data.{key}", "is not an ISO code", language, remedy)
-    if not isinstance(data.valid, ParallelText):
-        return
+    for number, side in enumerate(("source", "target")[: len(data.train[0].files)]):
+        for language in dict.fromkeys(direction[number] for direction in data.directions):
+            if not is_language_code(language):
+                remedy = "write en, for instance"
+                yield Problem(f"data.{side}_language", "is not an ISO code", language, remedy)
+    for text in data.valid_texts.values():
+        if isinstance(text, ParallelText):
+            yield from _tokenizer_warnings(config, text)
+
+
+def _tokenizer_warnings(config: Config, text: ParallelText) -> Iterator[Problem]:
+    _, target = config.data.direction_of(text)
     try:
-        bleu = build_metric("bleu", config.evaluation, data.target_language)
+        bleu = build_metric("bleu", config.evaluation, target)
     except ConfigError as error:
         yield from error.problems
         return
-    script = language_of_script(read_lines(data.valid.target))
+    script = language_of_script(read_lines(text.target))
     if "13a" in bleu.options and script in TOKENIZERS_BY_LANGUAGE:
         what = f"splits words at spaces, but the target looks like language {script}"
         remedy = f"write data.target_language: {script}"

@@ -166,15 +166,15 @@ def report(
         on_warning=on_warning,
     )
     data = files.config.data
-    languages = data.source_language, data.target_language
+    languages = data.direction_of(text)
     sources, references = zip(*read_pairs(text.source, text.target), strict=True)
     lines = Lines(languages, sources, [references], {str(run): hypotheses})
     statistics = [
         metric.statistics(lines.systems, [references])
-        for metric in common_metrics(METRICS, [files])
+        for metric in common_metrics(METRICS, [files], name)
     ]
     scores = {name: systems[0] for name, systems in score_systems(statistics).items()}
-    (sentence_scores,) = _sentence_scores(lines, statistics, [files])
+    (sentence_scores,) = _sentence_scores(name, lines, statistics, [files])
     terms = analysis.compare_terms(sources, references, hypotheses, *languages)
     lists: dict[str, Sequence[Finding]] = {
         **_extremes(sentence_scores, hypotheses),
@@ -225,7 +225,7 @@ def comparison_page(
     lines = _common_lines(comparison.text, systems, references, runs)
     one, other = systems
     texts = list(systems.values())
-    scores = _sentence_scores(lines, statistics, runs)
+    scores = _sentence_scores(comparison.text, lines, statistics, runs)
     gains = [second - first for first, second in zip(*scores, strict=True)]
     order = sorted(range(len(gains)), key=lambda line: -abs(gains[line]))
     lists = {
@@ -282,28 +282,28 @@ def _common_lines(
     config = runs[0].config
     text = texts_of_split(config, name)[name]
     sources = [source for source, _ in read_pairs(text.source, text.target)]
-    languages = config.data.source_language, config.data.target_language
-    return Lines(languages, sources, references, systems)
+    return Lines(config.data.direction_of(text), sources, references, systems)
 
 
 def _text(config: Config, split: str | None) -> tuple[str, ParallelText]:
     """Return the name and the files of the one text of a split."""
     texts = texts_of_split(config, split or ("test" if config.data.test else "valid"))
     if len(texts) > 1:
-        remedy = f"choose from: {', '.join(['valid', *texts])}"
+        names = {**config.data.valid_texts, **texts}
+        remedy = f"choose from: {', '.join(names)}"
         raise UsageError("`split`", "must be one of several texts", got=split, remedy=remedy)
     ((name, text),) = texts.items()
     return name, text
 
 
 def _sentence_scores(
-    lines: Lines, statistics: Sequence[Statistics], runs: Sequence[ModelFiles]
+    name: str, lines: Lines, statistics: Sequence[Statistics], runs: Sequence[ModelFiles]
 ) -> list[list[float]]:
     """Return chrF by line, for each system."""
     for each in statistics:
         if each.metric.name == "chrf":
             return each.sentence_scores()
-    (chrf,) = common_metrics(["chrf"], runs)
+    (chrf,) = common_metrics(["chrf"], runs, name)
     return chrf.statistics(lines.systems, lines.references).sentence_scores()
 
 
@@ -371,7 +371,7 @@ def _facts(files: ModelFiles, text: ParallelText, num_sentences: int) -> dict[st
         "checkpoint": f"{files.checkpoint} (step {files.step:,})",
         "text": f"{text.source}, {text.target}",
         "sentences": f"{num_sentences:,}",
-        "languages": f"{data.source_language} to {data.target_language}",
+        "languages": " to ".join(data.direction_of(text)),
         "search": _search(files.config),
     }
 

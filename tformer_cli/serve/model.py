@@ -52,8 +52,7 @@ class ServedModel:
     @property
     def direction(self) -> tuple[str, str]:
         """Source and target language."""
-        data = self.translator.config.data
-        return data.source_language, data.target_language
+        return self.translator.languages
 
     def reload(self) -> None:
         """Begin to load a checkpoint that is newer, unless one is being loaded."""

@@ -230,5 +230,5 @@ def next_batch(waiting: Sequence[TranslationJob]) -> list[TranslationJob]:
 def _terminology(lines: tuple[str, ...], translator: Translator) -> Terminology | None:
     if not lines:
         return None
-    language = translator.config.data.source_language
+    language = translator.languages[0]
     return Terminology(lines, "terminology", source_language=language)

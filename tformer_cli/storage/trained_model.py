@@ -1,6 +1,7 @@
 """Trained models: finding and loading them, with checks that all belongs together; ensembles."""
 
 import hashlib
+import itertools
 import math
 import re
 import shlex
@@ -74,7 +75,7 @@ class ModelFiles:
     def fingerprint(self) -> str:
         """A hash of all that determines its translations, except the search."""
         data = self.config.data
-        languages = (data.source_language, data.target_language)
+        languages = itertools.chain(*data.directions)
         limits = (data.filters.max_length, self.max_source_sentences)
         shape = (self.config.model, *limits, *languages)
         file = MODEL_FILE if self.quantization is None else EXPORT_FILE

@@ -209,8 +209,17 @@ class TrainingLogger:
         }
         for score in validation.scores:
             numbers |= {score.name.lower(): score.score, "signature": score.signature}
+        if validation.directions:
+            numbers["directions"] = {
+                name: {"loss": each.likelihood.loss}
+                | {score.name.lower(): score.score for score in each.scores}
+                for name, each in validation.directions.items()
+            }
         self._record({**numbers, "is_best": best})
         scores = "".join(f"  {score.name} {score.score:.2f}" for score in validation.scores)
+        scores += "".join(
+            f"  {name} {each.scores[0].score:.2f}" for name, each in validation.directions.items()
+        )
         line = (
             f"valid {step}  loss {likelihood.loss:.3f}  ppl {likelihood.perplexity:.2f}  "
             f"acc {likelihood.accuracy:.1%}{scores}{'  (best so far)' if best else ''}"

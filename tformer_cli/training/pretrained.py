@@ -98,6 +98,11 @@ def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, lo
     saved = saved_config.model
     mismatches = list(_mismatches(saved, config.model, pretrained))
     mismatches += _moved_tags(saved_config.data.tags, config.data.tags, pretrained)
+    if len(saved_config.data.targets) > 1 and len(config.data.targets) == 1:
+        # Sources without the tag of a target language are none that it has been trained with.
+        what = f"needs several target languages, as in {pretrained.path}"
+        remedy = "add a text of another one, with a small weight"
+        mismatches.append(Problem("data.train", what, config.data.targets[0], remedy))
     if mismatches:
         raise ConfigError(mismatches)
     if not _is_encoder_for(saved, config.model):

@@ -199,7 +199,7 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
     phases = "" if both is None else f" (the first {both:,} in both directions)"
     languages = config.data.source_language
     if data.masking is None:
-        languages += f" -> {config.data.target_language}"
+        languages = ", ".join(f"{source} -> {target}" for source, target in config.data.directions)
     sizes = {tokenizers.source.size, tokenizers.target.size}
     precision = str(state.precision).removeprefix("torch.")
     kernels = ", with compiled layers" if can_compile(state.device) else ""

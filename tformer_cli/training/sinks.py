@@ -60,7 +60,7 @@ def points(numbers: Mapping[str, Any]) -> dict[str, float]:
     if kind not in ("train", "valid"):
         return {}
     values = {f"{kind}/{name}": value for name, value in numbers.items()}
-    for part, report in numbers.get("parts", {}).items():
+    for part, report in (numbers.get("parts", {}) | numbers.get("directions", {})).items():
         values |= {f"{name}/{part}": value for name, value in report.items()}
     return {name: value for name, value in values.items() if isinstance(value, float)}
 

@@ -2,14 +2,16 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Self
 
 import torch
 
 from tformer_cli.config.renamed import former_repr
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.data import ParallelText, PlainText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
@@ -26,20 +28,44 @@ from tformer_cli.evaluation.evaluate import (
     loss_batches,
     reference_likelihood,
 )
-from tformer_cli.evaluation.metrics import Score, build_metric
+from tformer_cli.evaluation.metrics import Metric, Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import tag_ids
 from tformer_cli.translate.translator import Translator
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What a model makes of the validation text; a masked encoder translates nothing."""
+    """What a model makes of the validation text; a masked encoder translates nothing.
+
+    Of a list of texts, loss, accuracy and score are the means of its directions.
+    """
 
     likelihood: Likelihood  # of the references, or of the masked tokens
     scores: tuple[Score, ...] = ()  # of the translations
     hypotheses: tuple[str, ...] = ()  # the translations, line by line
+    directions: Mapping[str, "Validation"] = field(default_factory=dict)  # of a list, by name
+
+    @classmethod
+    def mean(cls, directions: Mapping[str, "Validation"]) -> Self:
+        """Return the mean of some validations, each of which has one score."""
+        each = directions.values()
+        scores = [score for validation in each for score in validation.scores]
+        likelihood = Likelihood(
+            loss=fmean(x.likelihood.loss for x in each),
+            accuracy=fmean(x.likelihood.accuracy for x in each),
+            num_tokens=sum(x.likelihood.num_tokens for x in each),
+        )
+        score = Score(
+            name=scores[0].name,
+            score=fmean(x.score for x in scores),
+            signature=", ".join(dict.fromkeys(x.signature for x in scores)),
+            num_sentences=sum(x.num_sentences for x in scores),
+        )
+        hypotheses = tuple(line for x in each for line in x.hypotheses)
+        return cls(likelihood, (score,), hypotheses, directions)
 
 
 def validate(
@@ -57,12 +83,12 @@ def validate(
     """Translate and score the validation text by `training.validation_decoding`.
 
     A masked encoder is scored by the same masked tokens each time. Lines of more sentences than
-    `max_source_sentences` are translated in segments. `on_start` is called with the number of lines
-    before the first is done, and `on_done` with the number of those done whenever some are, as if
-    all processes were equally fast.
+    `max_source_sentences` are translated in segments. Of each text, `on_start` is called with the
+    number of lines before the first is done, and `on_done` with the number of those done whenever
+    some are, as if all processes were equally fast.
     """
     text = config.data.valid
-    if not isinstance(text, ParallelText):
+    if isinstance(text, PlainText):
         store = evaluation_store(text, tokenizers, max_length=model.max_length)
         on_start(len(store))
         batches = _masked_batches(store, tokenizers, config, on_done)
@@ -73,23 +99,36 @@ def validate(
     translator = Translator.from_model(
         model, tokenizers, config, device, precision, max_source_sentences=max_source_sentences
     )
-    evaluation = Evaluator([model], translator, precision).evaluate(
-        text,
-        [build_metric("bleu", config.evaluation, config.data.target_language)],
-        decoding=config.training.validation_decoding,
-        world=world,
-        on_start=on_start,
-        on_done=lambda count: on_done(count * world.size),
-    )
-    return Validation(
-        evaluation.likelihood, tuple(evaluation.scores.values()), evaluation.hypotheses
-    )
+    evaluator = Evaluator([model], translator, precision)
+    validations = {}
+    for name, (parallel, bleu) in _metrics(config).items():
+        evaluation = evaluator.evaluate(
+            parallel,
+            [bleu],
+            decoding=config.training.validation_decoding,
+            world=world,
+            on_start=on_start,
+            on_done=lambda count: on_done(count * world.size),
+        )
+        validations[name.removeprefix("valid.")] = Validation(
+            evaluation.likelihood, tuple(evaluation.scores.values()), evaluation.hypotheses
+        )
+    return validations["valid"] if isinstance(text, ParallelText) else Validation.mean(validations)
 
 
 def check_metric(config: Config) -> None:
     """Refuse a validation metric whose tokenizer is not installed."""
-    if isinstance(config.data.valid, ParallelText):
-        build_metric("bleu", config.evaluation, config.data.target_language)
+    _metrics(config)
+
+
+def _metrics(config: Config) -> dict[str, tuple[ParallelText, Metric]]:
+    """Return each parallel validation text, by name, with BLEU for its target language."""
+    data = config.data
+    return {
+        name: (text, build_metric("bleu", config.evaluation, data.direction_of(text)[1]))
+        for name, text in data.valid_texts.items()
+        if isinstance(text, ParallelText)
+    }
 
 
 def check_validation(
@@ -99,17 +138,21 @@ def check_validation(
     log: Callable[[str], object] = lambda line: None,
 ) -> None:
     """Refuse a validation text that a validation would fail on; log lines too long for the loss."""
-    text = config.data.valid
-    store = evaluation_store(text, tokenizers, max_length=model.max_length)
-    problem = long_lines_warning(text, store)
-    if problem is not None:
-        log(str(problem))
-    if isinstance(text, ParallelText):
+    data = config.data
+    stores = {}
+    for name, text in data.valid_texts.items():
+        tags = tag_ids(data.tags_of(text), data.tags)
+        store = evaluation_store(text, tokenizers, max_length=model.max_length, tags=tags)
+        stores[name] = store
+        problem = long_lines_warning(text, store)
+        if problem is not None:
+            log(str(problem))
+    if not isinstance(data.valid, PlainText):
         return
-    batches = _masked_batches(store, tokenizers, config, lambda count: None)
+    batches = _masked_batches(stores["valid"], tokenizers, config, lambda count: None)
     if not any(batch.num_target_tokens for batch in batches):
         raise DataError(
-            str(text.text),
+            str(data.valid.text),
             "no tokens that could be masked",
             remedy="name a text of words that the vocabulary knows",
         )
@@ -145,15 +188,17 @@ def is_finished(progress: TrainingProgress, training: TrainingConfig) -> bool:
 def validation_fingerprint(config: Config) -> str:
     """Return a hash of what `selection_score` depends on besides the model."""
     metric = config.training.selection_metric
-    decisive = f"({metric!r},)"
-    if metric == "bleu":
-        # The options include the tokenizer of the target language.
-        bleu = build_metric("bleu", config.evaluation, config.data.target_language)
-        decoding = former_repr(config.training.validation_decoding)
-        decisive = f"({metric!r}, {bleu.options!r}, {decoding})"
-    digest = hashlib.sha256(decisive.encode())
-    for row in read_rows(config.data.valid):
-        digest.update(repr(row).encode())
+    digest = hashlib.sha256()
+    for name, text in config.data.valid_texts.items():
+        decisive = f"({metric!r},)"
+        if metric == "bleu":
+            # The options include the tokenizer of the target language.
+            _, bleu = _metrics(config)[name]
+            decoding = former_repr(config.training.validation_decoding)
+            decisive = f"({metric!r}, {bleu.options!r}, {decoding})"
+        digest.update(f"{name.removeprefix('valid')}{decisive}".encode())
+        for row in read_rows(text):
+            digest.update(repr(row).encode())
     return digest.hexdigest()
 
 
@@ -162,10 +207,9 @@ def sample_translations(validation: Validation, config: Config) -> list[tuple[st
 
     They are the same lines each time. Monolingual text has none.
     """
-    valid = config.data.valid
-    if not isinstance(valid, ParallelText):
-        return []
-    pairs = list(read_pairs(valid.source, valid.target))
+    pairs = [
+        pair for text, _ in _metrics(config).values() for pair in read_pairs(*text.files.values())
+    ]
     count = min(config.training.sample_translations, len(pairs))
     indices = [i * len(pairs) // count for i in range(count)]
     return [(*pairs[index], validation.hypotheses[index]) for index in indices]

@@ -94,5 +94,5 @@ def _check_no_vocabulary(run: RunDirectory, overwrite: bool) -> None:
 
 
 def _report(tokenizers: Tokenizers, config: Config) -> dict[str, dict[str, VocabularyReport]]:
-    texts = {"train": config.data.train, "valid": [config.data.valid]}
+    texts = {"train": config.data.train, "valid": [*config.data.valid_texts.values()]}
     return {name: report_sides(tokenizers, text, config.seed) for name, text in texts.items()}

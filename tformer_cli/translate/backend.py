@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from tformer_cli.choices import Backend, Quantization
 from tformer_cli.config.schema.config import Config
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from tformer_cli.model.network import Seq2Seq
     from tformer_cli.search.native_engine import NativeEngine
+    from tformer_cli.search.scoring import Aligner
 
 # The command that writes an export, and how many lines it is checked by.
 EXPORT = "tformer export --format ctranslate2 --quantization {} --checkpoint {} --check-lines {}"
@@ -80,6 +81,55 @@ class FallbackEngine(Engine):
         except UsageError:
             return self.native()
         return self.fast
+
+
+class LoadedEngine(NamedTuple):
+    """An engine, where it computes, and what loads its aligner; an export has none."""
+
+    engine: Engine
+    device: str
+    load_aligner: "Callable[[], Aligner] | None"
+
+
+def load_engine(
+    runs: Sequence[RunDirectory],
+    files: ModelFiles,
+    checkpoint: str,
+    device: str,
+    precision: str | None,
+    backend: Backend,
+    quantization: Quantization | None,
+    workers: int | None,
+    *,
+    log: Callable[[str], object],
+) -> LoadedEngine:
+    """Load the engine of a run, or of an ensemble; arguments are those of `Translator.load`.
+
+    `files` are those of the first run.
+    """
+    is_export = files.quantization is not None
+    arguments = (quantization, runs[1:], device, precision, workers)
+    backend = resolve_backend(backend, *arguments, is_export=is_export)
+
+    @functools.cache
+    def native() -> "NativeEngine":
+        return load_native_engine(runs, checkpoint, device, precision)
+
+    if is_export:
+        return LoadedEngine(engine_of_export(files), "cpu", None)
+    engine: Engine | None = None
+    if backend == "ctranslate2":
+        engine = engine_of_run(files, quantization or "float32")
+    elif backend == "auto":
+        rounded: Quantization = "int8" if precision == "int8" else "float32"
+        fast = checked_engine_of_run(files, rounded, log)
+        if fast is not None:
+            engine = FallbackEngine(fast, lambda: shared(native(), workers))
+    return LoadedEngine(
+        engine or shared(native(), workers),
+        "cpu" if engine else str(native().device),
+        lambda: native().aligner,
+    )
 
 
 def find_files(run: RunDirectory, checkpoint: str) -> ModelFiles:
@@ -187,7 +237,7 @@ def checked_engine_of_run(
     try:
         folder = checked_export(files, quantization)
         if not folder.is_dir():
-            valid = files.config.data.valid
+            valid = next(iter(files.config.data.valid_texts.values()))
             if not isinstance(valid, ParallelText) or not valid.source.is_file():
                 return None
             _write_checked_export(files, quantization, folder, log)

@@ -4,12 +4,13 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.search.engine import OnWarning, Request
 from tformer_cli.text.defects import Defect, LanguagePair, term_defects, text_defects
-from tformer_cli.text.spans import KeptSpans, find_spans
+from tformer_cli.text.spans import OPAQUE, KeptSpans, find_spans
 from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.postprocess import Repair, Translation
 from tformer_cli.translate.preprocess import InputLine, Preprocessor
@@ -41,6 +42,29 @@ class Inspector:
     kept: KeptSpans
     repairs_all: bool
     separator: str
+
+    @classmethod
+    def of(
+        cls,
+        languages: LanguagePair,
+        separator: str,
+        keep: Sequence[str],
+        *,
+        repair: bool,
+        count: int,
+    ) -> Self:
+        """Return the inspector of a translation, with its arguments; refuse those it has not."""
+        argument = "`repair`" if repair else "`keep`" if keep else None
+        if argument is not None and count > 1:
+            what = "is for one translation of each line"
+            raise UsageError(argument, what, got=str(count), remedy="use `count=1`")
+        return cls(
+            languages=languages,
+            kept=KeptSpans.of([*keep, *OPAQUE] if repair else keep),
+            inspected_spans=KeptSpans.of([*keep, *OPAQUE]),
+            repairs_all=repair,
+            separator=separator,
+        )
 
     def inspected(self, source: str, translation: Translation) -> Translation:
         """Return a translation with its defects."""

@@ -4,8 +4,9 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
+from tformer_cli.config.schema.data import Direction
 from tformer_cli.search.engine import Hypothesis, OnDraft, Request
 from tformer_cli.text.defects import Defect
 from tformer_cli.text.segments import (
@@ -13,6 +14,7 @@ from tformer_cli.text.segments import (
     first_word_indices,
     unit_indices,
     unit_texts,
+    word_separator,
 )
 from tformer_cli.text.tokenizer import Tokenizers
 
@@ -66,6 +68,12 @@ class Postprocessor:
     tokenizers: Tokenizers
     separator: str  # between two sentences of the target language: a space, or nothing
     source_separator: str  # the same for the source language
+
+    @classmethod
+    def of_direction(cls, tokenizers: Tokenizers, languages: Direction) -> Self:
+        """Return that of a source and a target language."""
+        source, target = map(word_separator, languages)
+        return cls(tokenizers=tokenizers, separator=target, source_separator=source)
 
     def decode(self, pieces: Sequence[Hypothesis]) -> Translation:
         """Return the translation of a line from one hypothesis for each of its pieces."""

@@ -95,9 +95,17 @@ def count_input_lines(
     return sum(1 for _ in read_input_lines(file, prefixes, constraints))
 
 
-def read_terminology(file: Path, source_language: str) -> Terminology:
-    """Return the terms of a file: lines of a source term, a tab and a target term."""
+def read_terminology(file: Path | None, source_language: str) -> Terminology | None:
+    """Return the terms of a file, if any: lines of a source term, a tab and a target term."""
+    if file is None:
+        return None
     return Terminology(read_lines(file), str(file), source_language=source_language)
+
+
+def common_tags(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the tags of an ensemble: those to which all models, by their tags, give one id."""
+    by_id = zip(*tags, strict=False)
+    return tuple(name for name, *_ in itertools.takewhile(lambda x: len(set(x)) == 1, by_id))
 
 
 def _phrases(row: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Forced decoding: how probable a model finds given translations."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tformer_cli.corpus.prefetch import chunks
@@ -46,6 +46,7 @@ def score_pairs(
     pairs: Iterable[tuple[str, str]],
     *,
     names: tuple[str, str] = ("source", "target"),
+    tags: Sequence[int] = (),
     on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> Iterator[ScoredPair]:
@@ -59,12 +60,14 @@ def score_pairs(
         tokenizers: of the same model.
         pairs: (source, target) lines, read ahead by `WINDOW_PAIRS`.
         names: files of both sides, for messages.
+        tags: ids that each source begins with.
         on_done: called with the number of pairs whenever some are scored.
         on_warning: called for each pair with a side of more than `MAX_TOKENS`, which has no score.
     """
     number = 1
     for window in chunks(pairs, WINDOW_PAIRS):
-        sources = tokenizers.source.encode_batch([source for source, _ in window])
+        encoded = tokenizers.source.encode_batch([source for source, _ in window])
+        sources = [[*tags, *ids] if ids else ids for ids in encoded]
         targets = tokenizers.target.encode_batch([target for _, target in window])
         if scorer.max_length is not None:
             for name, sentences in zip(names, (sources, targets), strict=True):

@@ -12,13 +12,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tformer_cli import __version__
 from tformer_cli.choices import Backend
-from tformer_cli.config.load import to_yaml
+from tformer_cli.config.load import as_plain, to_yaml
 from tformer_cli.config.schema.data import TrainingText
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.prefetch import chunks
@@ -65,8 +65,8 @@ class Synthesis:
 
     def as_config(self) -> dict[str, Any]:
         """Return the item of `data.train`, as a config has it."""
-        tags = {"tags": list(self.text.tags)} if self.text.tags else {}
-        return {"source": str(self.text.source), "target": str(self.text.target), **tags}
+        plain = as_plain(self.text)
+        return {key: plain[key] for key in plain if key != "weight" and plain[key] != []}
 
     def as_yaml(self) -> str:
         """Return the lines of a config to put below `train:`."""
@@ -79,6 +79,7 @@ def synthesize(
     output: str | os.PathLike[str],
     *,
     real: RealSide,
+    to: str | None = None,
     ensemble: Sequence[str | os.PathLike[str]] = (),
     count: int = 1,
     mbr: MBR | None = None,
@@ -114,6 +115,7 @@ def synthesize(
             `output.jsonl`. With `output.gz` they are gzip: `output.source.gz` and so on.
         real: the side of the pairs that is the real text. With `source` the teachers translate as
             the new model will (distillation), with `target` the other way (back-translation).
+        to: target language of the teachers, if they have several.
         ensemble: further runs that make one teacher of a single one, as for `Translator.load`.
         count: pairs of a line and teacher; with `mbr`, of a line.
         mbr: choose among the candidates of all teachers together, by their mean utility.
@@ -146,6 +148,7 @@ def synthesize(
         count,
         mbr,
         on_warning,
+        to=to,
         checkpoint=checkpoint,
         device=device,
         precision=precision,
@@ -153,6 +156,9 @@ def synthesize(
         workers=workers,
         log=log,
     )
+    if to is not None:
+        languages = models.translators[0].languages[:: 1 if real == "source" else -1]
+        sides = replace(sides, source_language=languages[0], target_language=languages[1])
     made_from = {
         "tformer": __version__,
         "text": file_checksum(file),
@@ -160,6 +166,7 @@ def synthesize(
         "treatment of duplicates": drop_duplicates,
         "precision": precision,
         "backend": backend,
+        **({} if to is None else {"to": to}),
         **models.fingerprint(checkpoint),
     }
     with (

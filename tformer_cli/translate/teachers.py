@@ -153,5 +153,4 @@ class Teachers:
 
 
 def _languages(translator: Translator) -> str:
-    data = translator.config.data
-    return f"{data.source_language} -> {data.target_language}"
+    return " -> ".join(translator.languages)

@@ -1,9 +1,10 @@
 """Translate lines of text: text -> ids -> search -> text, in the order given, by any engine."""
 
-import functools
+import copy
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
@@ -15,18 +16,12 @@ from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.engine import Engine, OnWarning, Request
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.text.segments import Terminology, word_separator
-from tformer_cli.text.spans import OPAQUE, KeptSpans
+from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.backend import (
-    FallbackEngine,
-    checked_engine_of_run,
-    engine_of_export,
-    engine_of_run,
     find_files,
-    load_native_engine,
+    load_engine,
     native_engine,
-    resolve_backend,
     shared,
 )
 from tformer_cli.translate.inspector import Inspector, Retry
@@ -36,18 +31,19 @@ from tformer_cli.translate.options import (
     LineLimits,
     SearchOptions,
     TranslateOptions,
+    check_target,
     resolve_num_hypotheses,
     resolve_search,
     retry_search,
+    tags_into,
 )
 from tformer_cli.translate.postprocess import Postprocessor, Translation
-from tformer_cli.translate.preprocess import InputLine, Preprocessor, zip_lines
+from tformer_cli.translate.preprocess import InputLine, Preprocessor, common_tags, zip_lines
 
 if TYPE_CHECKING:
     import torch
 
     from tformer_cli.model.network import Seq2Seq
-    from tformer_cli.search.native_engine import NativeEngine
     from tformer_cli.search.scoring import Aligner
     from tformer_cli.translate.score import ScoredPair
 
@@ -69,7 +65,8 @@ class Translator:
 
     A line above `max_source_length` tokens is split at sentence ends, or at weaker punctuation, and
     the translations of its pieces are joined. So is a line above `max_source_sentences`: a model
-    trained on single sentences translates the first one and drops the others.
+    trained on single sentences translates the first one and drops the others. A model of several
+    target languages translates into the one that `to` or `into` names.
 
     Examples:
         >>> translator = Translator.load("runs/demo")  # doctest: +SKIP
@@ -105,12 +102,12 @@ class Translator:
         self.load_aligner = load_aligner
         data = config.data
         self.tags = data.tags
-        self.description = f"{data.source_language} -> {data.target_language}, {device}"
-        self.postprocessor = Postprocessor(
-            tokenizers=tokenizers,
-            separator=word_separator(data.target_language),
-            source_separator=word_separator(data.source_language),
-        )
+        self.targets = data.targets
+        self.languages = data.direction_into(self.targets[0])
+        self.to: str | None = None
+        directions = ", ".join(f"{source} -> {target}" for source, target in data.directions)
+        self.description = f"{directions}, {device}"
+        self.postprocessor = Postprocessor.of_direction(tokenizers, self.languages)
         max_source_length = limits.get("max_source_length")
         if max_source_length is None:
             max_source_length = data.filters.max_length
@@ -123,6 +120,28 @@ class Translator:
             uses_whitespace=self.postprocessor.separator != "",
         )
 
+    def into(self, to: str, source: str | None = None) -> "Translator":
+        """Return this translator into one of the model's target languages, by the same engine.
+
+        The source language is by default that of all training texts into `to`, or of `data` if
+        they have several.
+        """
+        check_target(to, self.targets)
+        own, _ = self.config.data.direction_into(to)
+        languages = source or own, to
+        if to == self.to and languages == self.languages:
+            return self
+        other = copy.copy(self)
+        other.to, other.languages = to, languages
+        other.postprocessor = Postprocessor.of_direction(self.tokenizers, languages)
+        uses_whitespace = other.postprocessor.separator != ""
+        other.preprocessor = replace(self.preprocessor, uses_whitespace=uses_whitespace)
+        return other
+
+    def tag_ids(self, tags: Sequence[str] = ()) -> tuple[int, ...]:
+        """Return the ids that each source begins with: that of the target language, and tags."""
+        return self.preprocessor.encode_tags(tags_into(self.to, self.targets, tags), self.tags)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.description})"
 
@@ -131,6 +150,7 @@ class Translator:
         cls,
         run: str | os.PathLike[str],
         *,
+        to: str | None = None,
         ensemble: Sequence[str | os.PathLike[str]] = (),
         checkpoint: str = "best",
         device: str = "auto",
@@ -146,6 +166,8 @@ class Translator:
         Args:
             run: the run folder, or one that `tformer export` wrote as safetensors or for
                 CTranslate2, or that CTranslate2's converters wrote (`read_converted`).
+            to: target language, of a model that has several; None for the one that a translation
+                names.
             ensemble: further runs with the same tokenizers; the probabilities are averaged.
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda, cuda:N or mps.
@@ -169,43 +191,23 @@ class Translator:
         tune_allocator()
         runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
         files = find_files(runs[0], checkpoint)
-        is_export = files.quantization is not None
-        arguments = (quantization, ensemble, device, precision, workers)
-        backend = resolve_backend(backend, *arguments, is_export=is_export)
         if limits.get("max_source_sentences") is None:
             limits["max_source_sentences"] = files.max_source_sentences
-
-        @functools.cache
-        def native() -> "NativeEngine":
-            return load_native_engine(runs, checkpoint, device, precision)
-
-        engine: Engine | None = None
-        if is_export:
-            engine = engine_of_export(files)
-        elif backend == "ctranslate2":
-            engine = engine_of_run(files, quantization or "float32")
-        elif backend == "auto":
-            rounded: Quantization = "int8" if precision == "int8" else "float32"
-            fast = checked_engine_of_run(files, rounded, log)
-            if fast is not None:
-                engine = FallbackEngine(fast, lambda: shared(native(), workers))
+        options = checkpoint, device, precision, backend, quantization, workers
+        loaded = load_engine(runs, files, *options, log=log)
         translator = cls(
-            engine or shared(native(), workers),
+            loaded.engine,
             files.tokenizers,
             files.config,
-            load_aligner=None if is_export else lambda: native().aligner,
-            device="cpu" if engine else str(native().device),
+            load_aligner=loaded.load_aligner,
+            device=loaded.device,
             **limits,
         )
-        for member in runs[1:]:
-            # Of an ensemble, the tags to which all models give the same ids.
-            others = find_files(member, checkpoint).config.data.tags
-            pairs = zip(translator.tags, others, strict=False)
-            shared_pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-            translator.tags = tuple(name for name, _ in shared_pairs)
+        others = [find_files(each, checkpoint).config.data.tags for each in runs[1:]]
+        translator.tags = common_tags([translator.tags, *others])
         names = " + ".join(str(run.path) for run in runs)
         translator.description += f", {names} at step {files.step}"
-        return translator
+        return translator if to is None else translator.into(to)
 
     @classmethod
     def from_model(
@@ -240,13 +242,14 @@ class Translator:
         self,
         lines: Iterable[str],
         *,
+        to: str | None = None,
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
         **options: Unpack[TranslateOptions],
     ) -> list[str]:
         """Return the best translation of each line; arguments and errors are those of `nbest`."""
         options = {"scored": False, **options}
-        translated = self.nbest(lines, 1, prefixes=prefixes, required=required, **options)
+        translated = self.nbest(lines, 1, to=to, prefixes=prefixes, required=required, **options)
         return [best.text for best, *_ in translated]
 
     def nbest(
@@ -254,6 +257,7 @@ class Translator:
         lines: Iterable[str],
         count: int,
         *,
+        to: str | None = None,
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
         **options: Unpack[TranslateOptions],
@@ -265,6 +269,7 @@ class Translator:
         Args:
             lines: source text.
             count: translations of each line, at most the beam size.
+            to: target language, of a model that has several; None for that of `into`.
             prefixes: how each translation begins; for a line in pieces, its first piece.
             required: phrases that each translation contains, as often as they are listed; needs
                 beam search.
@@ -285,7 +290,8 @@ class Translator:
         )
         windows = chunks(zip_lines(lines, prefixes, required), WINDOW_LINES)
         has_phrases = required is not None
-        for window in self.translate_windows(windows, count, has_phrases=has_phrases, **options):
+        own = self if to is None else self.into(to)
+        for window in own.translate_windows(windows, count, has_phrases=has_phrases, **options):
             yield from (line.translations for line in window)
 
     def translate_windows(
@@ -322,13 +328,16 @@ class Translator:
             raise UsageError("`aligned`", what, remedy="leave it out")
         aligner = self.load_aligner() if aligned and self.load_aligner else None
         line_search = LineSearch(self.engine, self.postprocessor, aligner)
-        inspector = self._inspector(keep, repair, count) if inspected or repair or keep else None
+        inspector = None
+        if inspected or repair or keep:
+            separator = self.postprocessor.separator
+            inspector = Inspector.of(self.languages, separator, keep, repair=repair, count=count)
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
         max_positions = self.config.model.max_length
         search = resolve_search(decoding, self.config, max_positions, requiring)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
         preprocessor = self.preprocessor
-        tag_ids = preprocessor.encode_tags(tags, self.tags)
+        tag_ids = self.tag_ids(tags)
         banned_ids = preprocessor.encode_banned(banned)
         numbers = itertools.count(first_line, line_stride)
 
@@ -368,24 +377,12 @@ class Translator:
                 for (line, number), best in zip(numbered, translations, strict=True)
             ]
 
-    def _inspector(self, keep: Sequence[str], repair: bool, count: int) -> Inspector:
-        argument = "`repair`" if repair else "`keep`" if keep else None
-        if argument is not None and count > 1:
-            what = "is for one translation of each line"
-            raise UsageError(argument, what, got=str(count), remedy="use `count=1`")
-        return Inspector(
-            languages=(self.config.data.source_language, self.config.data.target_language),
-            kept=KeptSpans.of([*keep, *OPAQUE] if repair else keep),
-            inspected_spans=KeptSpans.of([*keep, *OPAQUE]),
-            repairs_all=repair,
-            separator=self.postprocessor.separator,
-        )
-
     def score(
         self,
         sources: Iterable[str],
         targets: Iterable[str],
         *,
+        to: str | None = None,
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> "Iterator[ScoredPair]":
@@ -393,7 +390,11 @@ class Translator:
         from tformer_cli.translate.score import score_pairs
 
         reject_str(sources=sources, targets=targets)
-        pairs = zip(sources, targets, strict=True)
         return score_pairs(
-            self.engine.scorer, self.tokenizers, pairs, on_done=on_done, on_warning=on_warning
+            self.engine.scorer,
+            self.tokenizers,
+            zip(sources, targets, strict=True),
+            tags=(self if to is None else self.into(to)).tag_ids(),
+            on_done=on_done,
+            on_warning=on_warning,
         )

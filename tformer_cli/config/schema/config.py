@@ -217,6 +217,12 @@ class Config:
                 "needs tokenizer.shared: true, since each language is source and target",
                 remedy="share the vocabulary, or write null",
             )
+        if len(self.data.targets) > 1:
+            yield Problem(
+                "training.bidirectional_steps",
+                "must be null with several target languages, whose tags are of one direction",
+                remedy="name each text in both directions",
+            )
         if self.model.kind == "masked_encoder":
             yield Problem(
                 "training.bidirectional_steps",

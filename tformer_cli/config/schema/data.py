@@ -1,5 +1,6 @@
 """Data: `data`."""
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from tformer_cli.config.schema.fields import Bounds, Count, PositiveFloat
+from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, Bounds, Count, PositiveFloat
 from tformer_cli.errors import Problem
 
 # Reserved ids of tags in every vocabulary.
@@ -22,6 +23,10 @@ class ParallelText:
     """Source file: plain text or gzip (`.gz`), UTF-8, one sentence per line."""
     target: Path
     """Target file: line n is the translation of source line n."""
+    source_language: str | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """ISO code of its source language; null for that of `data`."""
+    target_language: str | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """ISO code of its target language; null for that of `data`."""
 
     @property
     def files(self) -> dict[str, Path]:
@@ -70,9 +75,16 @@ class PlainTrainingText(PlainText):
     """Repetitions of each line per epoch; 2.5 is two or three, sampled for each epoch."""
 
 
+# Source and target language.
+Direction = tuple[str, str]
 Text = ParallelText | PlainText
 AnyTrainingText = TrainingText | PlainTrainingText
 _Text = TypeVar("_Text", bound=Text)
+
+
+def target_token(language: str) -> str:
+    """Return the tag that asks for a target language (Johnson et al. 2017, section 3)."""
+    return f"<2{language}>"
 
 
 def tag_names(texts: Sequence[AnyTrainingText]) -> tuple[str, ...]:
@@ -97,23 +109,38 @@ class FilterConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingConfig:
+    """How often an epoch has the pairs of each direction."""
+
+    temperature: Annotated[float, Bounds(ge=1)]
+    """T: direction i with D_i of N pairs, each counted by its weight, has N p_i of them in an
+    epoch, where p_i is proportional to (D_i / N) ** (1 / T); 1 is their own share, and a large T
+    an equal one for all (Arivazhagan et al. 2019, section 4.2)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
     """Training, validation and test texts."""
 
     source_language: str = "source"
     """ISO code of the source language (`en`)."""
     target_language: str = "target"
-    """ISO code of the target language; decides `evaluation.bleu.tokenize: auto`."""
+    """ISO code of the target language; decides `evaluation.bleu.tokenize: auto`. If the texts of
+    `train` have several target languages, each source begins with a tag of its own: `<2de>`."""
     root: Path | None = None
     """Folder that the paths below are relative to; null for the folder of the config file."""
     train: tuple[AnyTrainingText, ...]
     """Training texts."""
-    valid: Text
-    """Validation text, which selects the best checkpoint."""
+    valid: Text | tuple[ParallelText, ...]
+    """Validation text, which selects the best checkpoint; or a list of texts, one for each
+    direction, which select it by the mean of their scores."""
     test: dict[str, ParallelText] = field(default_factory=dict)
     """Named test sets for `tformer eval`."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """Filters of training pairs."""
+    sampling: SamplingConfig | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """Temperature by which directions of little text are seen more often; null for weights
+    alone."""
 
     @property
     def unit(self) -> str:
@@ -121,21 +148,75 @@ class DataConfig:
         return "line" if isinstance(self.train[0], PlainTrainingText) else "pair"
 
     @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Each pair of source and target language of the training texts, in their order."""
+        return tuple(dict.fromkeys(map(self.direction_of, self.train)))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The target languages of the training texts, in their order."""
+        return tuple(dict.fromkeys(target for _, target in self.directions))
+
+    def direction_of(self, text: Text) -> Direction:
+        """Return source and target language of a text."""
+        own = self.source_language, self.target_language
+        if isinstance(text, PlainText):
+            return own
+        return text.source_language or own[0], text.target_language or own[1]
+
+    def direction_into(self, target: str) -> Direction:
+        """Return source and target language of translations into one of `targets`.
+
+        With several source languages, the source is that of `data`.
+        """
+        sources = {source for source, other in self.directions if other == target}
+        return sources.pop() if len(sources) == 1 else self.source_language, target
+
+    def tags_of(self, text: Text) -> tuple[str, ...]:
+        """Return the tags that each source of a text begins with.
+
+        With several target languages, the first one is that of the language.
+        """
+        own = text.tags if isinstance(text, TrainingText) else ()
+        if len(self.targets) < 2:
+            return own
+        return target_token(self.direction_of(text)[1]), *own
+
+    @property
+    def tagged_train(self) -> tuple[AnyTrainingText, ...]:
+        """The training texts, each with all its tags."""
+        return tuple(
+            replace(text, tags=self.tags_of(text)) if isinstance(text, TrainingText) else text
+            for text in self.train
+        )
+
+    @property
     def tags(self) -> tuple[str, ...]:
         """All tags, in the order of their reserved ids."""
-        return tag_names(self.train)
+        return tag_names(self.tagged_train)
 
     @property
     def max_length(self) -> int:
         """Maximum length of either side of a training pair, with its tags and without EOS."""
-        texts = (text for text in self.train if isinstance(text, TrainingText))
-        return self.filters.max_length + max((len(text.tags) for text in texts), default=0)
+        return self.filters.max_length + max((len(self.tags_of(x)) for x in self.train), default=0)
+
+    @property
+    def valid_texts(self) -> dict[str, Text]:
+        """The validation texts by name: `valid`, or of a list `valid.en-de` and so on."""
+        if not isinstance(self.valid, tuple):
+            return {"valid": self.valid}
+        return {f"valid.{'-'.join(self.direction_of(text))}": text for text in self.valid}
 
     def texts(self) -> dict[str, Text]:
         """Return every text by key path."""
+        valid: dict[str, Text] = (
+            {"valid": self.valid}
+            if isinstance(self.valid, Text)
+            else {f"valid.{index}": text for index, text in enumerate(self.valid)}
+        )
         return {
             **{f"train.{index}": text for index, text in enumerate(self.train)},
-            "valid": self.valid,
+            **valid,
             **{f"test.{name}": text for name, text in self.test.items()},
         }
 
@@ -149,7 +230,9 @@ class DataConfig:
         return replace(
             self,
             train=tuple(map(moved, self.train)),
-            valid=moved(self.valid),
+            valid=tuple(map(moved, self.valid))
+            if isinstance(self.valid, tuple)
+            else moved(self.valid),
             test={name: moved(text) for name, text in self.test.items()},
         )
 
@@ -159,14 +242,46 @@ class DataConfig:
         if len(self.tags) > MAX_TAGS:
             what = f"has more than the {MAX_TAGS} tags that a vocabulary reserves"
             yield Problem("train", what, ", ".join(self.tags), "share tags between texts")
-        if "valid" in self.test:
-            yield Problem("test.valid", "this name belongs to data.valid", remedy="rename it")
-        for name in self.test:
+        yield from self._conflicts_of_names()
+        yield from self._conflicts_of_languages()
+
+    def _conflicts_of_names(self) -> Iterator[Problem]:
+        for name in {"valid": None, **self.valid_texts}.keys() & self.test.keys():
+            yield Problem(f"test.{name}", "this name belongs to data.valid", remedy="rename it")
+        names = [(f"test.{name}", name) for name in self.test]
+        if isinstance(self.valid, tuple):
+            names += zip(itertools.repeat("valid"), self.valid_texts, strict=False)
+        for key, name in names:
             # The files below eval/ of a run have this name.
             if not name.isprintable() or os.path.basename(name) != name or name in ("", ".", ".."):
                 yield Problem(
-                    f"test.{name}",
+                    key,
                     "must be the name of a file, without a folder or a control character",
                     json.dumps(name),
                     "rename it",
                 )
+
+    def _conflicts_of_languages(self) -> Iterator[Problem]:
+        if isinstance(self.valid, tuple) and len(self.valid_texts) < max(1, len(self.valid)):
+            yield Problem(
+                "valid",
+                "must be a text, or a list of one text for each direction",
+                ", ".join(self.valid_texts) or "an empty list",
+                "give each its source_language and target_language",
+            )
+        if self.sampling is not None and len(self.directions) < 2:
+            what = "has no effect on texts of one direction"
+            yield Problem(
+                "sampling", what, ", ".join(map(" -> ".join, self.directions)), "leave it out"
+            )
+        choices = ", ".join(self.targets)
+        for key, text in self.texts().items():
+            target = self.direction_of(text)[1]
+            if self.train and target not in self.targets:
+                what = "is no target language of data.train"
+                yield Problem(f"{key}.target_language", what, target, f"choose from: {choices}")
+        tokens = set(map(target_token, self.targets if len(self.targets) > 1 else ()))
+        for index, own in enumerate(self.train):
+            for name in tokens.intersection(getattr(own, "tags", ())):
+                what = "is the tag of a target language"
+                yield Problem(f"train.{index}.tags", what, name, "leave it out")

@@ -44,6 +44,9 @@ class Former:
     value: str | None = None
 
 
+# Metadata of a key that a written configuration leaves out while it is null.
+LEFT_OUT_IF_NULL = {"is_left_out_if": None}
+
 # A matrix of this width and height still has a countable number of bytes.
 MAX_COUNT = 2**29
 
@@ -83,6 +86,7 @@ def extras(hint: Any) -> Iterator[object]:
 
 def item_hint(hint: Any, index: int) -> Any:
     """Return the annotation of an item of a tuple, or of any value of a dict."""
+    hint = next((x for x in members(hint) if typing.get_origin(x) in (tuple, dict)), hint)
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is dict or arguments[-1] is Ellipsis:
         return arguments[typing.get_origin(hint) is dict]

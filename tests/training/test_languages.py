@@ -1,0 +1,379 @@
+"""Many languages in one run: the tokens of target languages, told apart by hand; validation."""
+
+import json
+import signal
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import sacrebleu
+import torch
+from safetensors.torch import load_file
+from stepping import on_step
+from toy import CONFIG, sentence, translation
+from train_states import train_state
+
+from tformer_cli import Translator
+from tformer_cli.api import evaluate, score
+from tformer_cli.config.load import as_plain, load_config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, SamplingConfig, TrainingText
+from tformer_cli.config.schema.fields import check
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.errors import CheckpointError, ConfigError, Interrupted, UsageError
+from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
+from tformer_cli.text.tokenizer import build_tokenizers
+from tformer_cli.training.setup import load_data
+from tformer_cli.training.trainer import train
+
+CPU = torch.device("cpu")
+ONE_TEXT = """\
+  train: [{source: train.src, target: train.tgt}]
+  valid: {source: valid.src, target: valid.tgt}
+  test:
+    toy: {source: test.src, target: test.tgt}
+"""
+# Lower case, upper case reversed, and digits. From bb into cc there is no training text.
+MANY_TEXTS = """\
+  source_language: aa
+  target_language: bb
+  train:
+    - {source: train.aa, target: train.bb}
+    - {source: train.bb, target: train.aa, source_language: bb, target_language: aa}
+    - {source: train.aa, target: train.cc, target_language: cc, tags: [made]}
+  valid:
+    - {source: valid.aa, target: valid.bb}
+    - {source: valid.bb, target: valid.aa, source_language: bb, target_language: aa}
+  test:
+    aa-cc: {source: test.aa, target: test.cc, target_language: cc}
+    bb-cc: {source: test.bb, target: test.cc, source_language: bb, target_language: cc}
+"""
+MANY = CONFIG.replace(ONE_TEXT, MANY_TEXTS)
+IDS = {"bb": 6, "aa": 7, "cc": 8}
+MADE, EOS = 9, 3
+SHORT = (
+    "training.max_steps=2",
+    "training.validate_every=2",
+    "training.save_every=2",
+    "training.schedule.warmup_steps=1",
+)
+
+
+def digits(line: str) -> str:
+    return line.translate(str.maketrans("abcdefg", "1234567"))
+
+
+def write_languages(folder: Path, *, pairs: int = 40, config: str = MANY) -> Path:
+    import random
+
+    folder.mkdir(parents=True, exist_ok=True)
+    chooser = random.Random(1)
+    for split, count in (("train", pairs), ("valid", 12), ("test", 10)):
+        lines = [sentence(chooser) for _ in range(count)]
+        for language, change in (("aa", str), ("bb", translation), ("cc", digits)):
+            text = "".join(f"{change(line)}\n" for line in lines)
+            (folder / f"{split}.{language}").write_text(text)
+    file = folder / "many.yaml"
+    file.write_text(config)
+    return file
+
+
+def trained(config_file: Path, folder: Path, *settings: str) -> RunDirectory:
+    run = RunDirectory(folder)
+    train(load_config(config_file, settings), run, device=CPU)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    folder = tmp_path_factory.mktemp("many")
+    return trained(write_languages(folder / "data"), folder / "run")
+
+
+@pytest.fixture
+def config_file(run: RunDirectory) -> Path:
+    return run.path.parent / "data" / "many.yaml"
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The source ids that the encoder receives, without padding."""
+    rows: list[list[int]] = []
+    for name in ("hidden_states", "prefill"):
+        method = getattr(EncoderDecoder, name)
+
+        def called(self, source, source_mask, *arguments, method=method, **options):
+            rows.extend(ids[mask].tolist() for ids, mask in zip(source, source_mask, strict=True))
+            return method(self, source, source_mask, *arguments, **options)
+
+        monkeypatch.setattr(EncoderDecoder, name, called)
+    return rows
+
+
+def lines_of(config_file: Path, name: str) -> list[str]:
+    return (config_file.parent / name).read_text().splitlines()
+
+
+def ids_of(line: str, run: RunDirectory) -> list[int]:
+    tokenizer = Translator.load(run.path, backend="native").tokenizers.source
+    vocabulary = tokenizer.tokens(range(tokenizer.size))
+    return [vocabulary.index(character) for character in line]
+
+
+# ------------------------------------------------ what the model receives
+
+
+def test_an_epoch_holds_each_text_with_the_token_of_its_target_language(config_file, tmp_path):
+    config = load_config(config_file)
+    tokenizers = build_tokenizers(config.tokenizer, lambda: read_texts(config.data.train), 3)
+    data = load_data(config, tokenizers, tmp_path, lambda line: None)
+    vocabulary = tokenizers.source.tokens(range(tokenizers.source.size))
+
+    def ids(line: str) -> tuple[int, ...]:
+        return tuple(vocabulary.index(character) for character in line)
+
+    expected = Counter(
+        ((*tags, *ids(source), EOS), (*ids(target), EOS))
+        for pair, tags in (
+            ("aa bb", (IDS["bb"],)),
+            ("bb aa", (IDS["aa"],)),
+            ("aa cc", (IDS["cc"], MADE)),
+        )
+        for source, target in zip(
+            *(lines_of(config_file, f"train.{side}") for side in pair.split()), strict=True
+        )
+    )
+    state = train_state()
+    num_batches = len(data.unidirectional.plans[0])
+    found = Counter(
+        (tuple(source[mask].tolist()), tuple(target[target_mask].tolist()))
+        for step in islice(data._batches(state, state.progress), num_batches)
+        for part in step.micro_batches
+        for source, mask, target, target_mask in zip(
+            part.source, part.source_mask, part.target_out, part.target_mask, strict=True
+        )
+    )
+    assert found == expected
+
+
+def test_validation_and_translation_ask_for_the_target_language(
+    config_file, run, tmp_path, received
+):
+    trained(config_file, tmp_path / "run", *SHORT)
+    for source, target in (("aa", "bb"), ("bb", "aa")):
+        for line in lines_of(config_file, f"valid.{source}"):
+            # Once for the loss, once for the translation.
+            assert received.count([IDS[target], *ids_of(line, run), EOS]) >= 2
+    translator = Translator.load(run.path, backend="native")
+    for target, token in IDS.items():
+        received.clear()
+        translator.translate(["ab", ""], to=target)
+        translator.into(target).translate(["ab", ""])
+        assert received == [[token, *ids_of("ab", run), EOS]] * 2
+    received.clear()
+    translator.translate(["ab"], to="cc", tags=["made"])
+    assert received == [[IDS["cc"], MADE, *ids_of("ab", run), EOS]]
+
+
+def test_a_test_set_is_evaluated_in_its_direction_even_without_training_text(run, received):
+    evaluate(run.path, split="bb-cc")
+    expected = [
+        [IDS["cc"], *ids_of(line, run), EOS]
+        for line in lines_of(run.path.parent / "data" / "x", "test.bb")
+    ]
+    assert {tuple(ids) for ids in received} == {tuple(ids) for ids in expected}
+
+
+def test_scoring_is_of_the_language_that_is_asked_for(run, tmp_path, received):
+    for side, text in (("source", "ab\n\n"), ("target", "12\n\n")):
+        (tmp_path / side).write_text(text)
+    files = tmp_path / "source", tmp_path / "target"
+    translator = Translator.load(run.path, to="cc", backend="native")
+    named = [pair.log_prob for pair in translator.score(["ab", ""], ["12", ""])]
+    asked = [pair.log_prob for pair in translator.score(["ab", ""], ["12", ""], to="bb")]
+    assert [pair.log_prob for pair in score(run.path, *files, to="cc")] == named
+    ids = ids_of("ab", run)
+    assert received == [[IDS[target], *ids, EOS] for target in ("cc", "bb", "cc")]
+    assert named[0] != asked[0]
+    assert named[1] == asked[1] == 0
+
+
+# ------------------------------------------------ validation by direction
+
+
+def test_the_best_checkpoint_has_the_highest_mean_of_all_directions(run):
+    lines = map(json.loads, run.metrics_file.read_text().splitlines())
+    validations = [line for line in lines if line["kind"] == "valid"]
+    for line in validations:
+        assert list(line["directions"]) == ["aa-bb", "bb-aa"]
+        for figure in ("bleu", "loss"):
+            mean = fmean(each[figure] for each in line["directions"].values())
+            assert line[figure] == pytest.approx(mean)
+    best = max(validations, key=lambda line: (line["bleu"], line["step"]))
+    assert run.pointed("best") == run.checkpoint(best["step"])
+    log = run.log_file.read_text()
+    figures = [f"{name} {each['bleu']:.2f}" for name, each in best["directions"].items()]
+    assert f"  BLEU {best['bleu']:.2f}  {'  '.join(figures)}" in log
+
+
+def test_each_direction_has_the_bleu_of_its_own_translations(run, config_file):
+    search = load_config(config_file).training.validation_decoding
+    found = evaluate(run.path, split="valid", decoding=search, checkpoint="last")
+    *_, last = map(json.loads, run.metrics_file.read_text().splitlines())
+    for name, side in (("aa-bb", "bb"), ("bb-aa", "aa")):
+        hypotheses = (run.eval / f"valid.{name}.hyp.txt").read_text().splitlines()
+        bleu = sacrebleu.corpus_bleu(hypotheses, [lines_of(config_file, f"valid.{side}")])
+        assert found[f"valid.{name}"].scores["bleu"].score == pytest.approx(bleu.score)
+        assert last["directions"][name]["bleu"] == pytest.approx(bleu.score)
+
+
+# ------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize("command", ["translate", "score"])
+def test_a_command_needs_one_of_the_target_languages(run, config_file, tformer, command):
+    files = [f"{config_file.parent}/test.{side}" for side in ("aa", "cc")]
+    words = [] if command == "translate" else ["--source", files[0], "--target", files[1]]
+    for to, problem in (
+        ([], "is required, since the model has several target languages"),
+        (["--to", "dd"], "is no target language of the model (dd)"),
+    ):
+        result = tformer(command, run.path, *words, *to, stdin="ab\n")
+        message = f"--to: {problem}; choose from: bb, aa, cc\n"
+        assert (result.exit_code, result.stderr) == (2, message)
+    result = tformer(command, run.path, *words, "--to", "cc", stdin="ab\n")
+    assert result.exit_code == 0
+
+
+def test_the_command_translates_as_the_library(run, tformer):
+    expected = Translator.load(run.path).translate(["ab cd"], to="aa")
+    result = tformer("translate", run.path, "--to", "aa", stdin="ab cd\n")
+    assert result.stdout.splitlines() == expected
+
+
+def test_eval_of_a_text_needs_its_language_and_a_split_has_it(run, config_file, tformer):
+    files = ["--source", config_file.parent / "test.aa", "--reference"]
+    result = tformer("eval", run.path, *files, config_file.parent / "test.cc")
+    assert result.stderr.startswith("--to: is required, since")
+    result = tformer("eval", run.path, *files, config_file.parent / "test.cc", "--to", "cc")
+    named = tformer("eval", run.path, "--split", "aa-cc")
+    assert result.stdout.splitlines()[1] == named.stdout.splitlines()[1]
+    result = tformer("eval", run.path, "--to", "cc")
+    assert result.stderr == (
+        "--to: needs --source: a split has its own languages (cc); leave it out\n"
+    )
+
+
+def test_a_model_of_one_target_language_takes_it_and_no_other(toy_run):
+    translator = Translator.load(toy_run)
+    assert translator.translate(["ab"], to="target") == translator.translate(["ab"])
+    with pytest.raises(UsageError, match=r"\(fr\); choose from: target$"):
+        translator.translate(["ab"], to="fr")
+
+
+TEXT = {"source": Path("s"), "target": Path("t")}
+ONE = DataConfig(train=(TrainingText(**TEXT),), valid=ParallelText(**TEXT))
+FRENCH = TrainingText(**TEXT, target_language="fr")
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (
+            replace(ONE, valid=ParallelText(**TEXT, target_language="de")),
+            "valid.target_language: is no target language of data.train (de); choose from: target",
+        ),
+        (
+            replace(ONE, train=(*ONE.train, replace(FRENCH, tags=("<2fr>",)))),
+            "train.1.tags: is the tag of a target language (<2fr>); leave it out",
+        ),
+        (
+            replace(ONE, valid=(ONE.valid, ONE.valid)),
+            "valid: must be a text, or a list of one text for each direction (valid.source-target);"
+            " give each its source_language and target_language",
+        ),
+        (
+            replace(ONE, target_language="a/b", valid=(ONE.valid,)),
+            "valid: must be the name of a file, without a folder or a control character "
+            '("valid.source-a/b"); rename it',
+        ),
+        (
+            replace(ONE, train=tuple(replace(FRENCH, target_language=f"x{i}") for i in range(11))),
+            "train: has more than the 10 tags that a vocabulary reserves",
+        ),
+    ],
+)
+def test_languages_that_contradict_each_other_are_refused(data, complaint):
+    assert any(str(problem).startswith(complaint) for problem in check(data))
+
+
+def test_both_directions_first_contradicts_tokens_of_one(config_file):
+    with pytest.raises(ConfigError, match="must be null with several target languages"):
+        load_config(config_file, ["training.bidirectional_steps=1"])
+
+
+def test_a_run_of_many_languages_is_fine_tuned_on_several(config_file, run, tmp_path):
+    pretrained = f"training.init_from={run.path}"
+    one = CONFIG.replace("{source: test.src", "{source: test.aa").replace(".src", ".aa")
+    one = one.replace(".tgt", ".bb")
+    file = config_file.with_name("one.yaml")
+    file.write_text(one)
+    with pytest.raises(ConfigError) as caught:
+        trained(file, tmp_path / "run", pretrained, *SHORT)
+    assert str(caught.value) == (
+        f"data.train: needs several target languages, as in {run.path} (target); "
+        "add a text of another one, with a small weight"
+    )
+    trained(config_file, tmp_path / "run", pretrained, *SHORT)
+
+
+# ------------------------------------------------ one direction is as it was
+
+
+def test_a_single_direction_has_no_token_wherever_its_languages_are_named(toy_run):
+    config = load_config(RunDirectory(toy_run).config_file)
+    keys = "source", "target"
+    languages = {"source_language": "de", "target_language": "en"}
+    (text,) = config.data.train
+    named = replace(
+        config.data,
+        train=(replace(text, **languages),),
+        valid=replace(config.data.valid, **languages),
+        test={},
+    )
+    assert not list(check(replace(config, data=named)))
+    for data, expected in ((config.data, keys), (named, ("de", "en"))):
+        assert (data.directions, data.tags) == ((expected,), ())
+        assert data.max_length == data.filters.max_length
+    # What names no language is written as ever.
+    assert as_plain(text).keys() == {*keys, "weight", "tags"}
+    assert as_plain(named.train[0]).keys() == {*keys, "weight", "tags", *languages}
+
+
+# ------------------------------------------------ sampling by temperature
+
+
+def test_a_training_with_a_temperature_resumes_to_the_same_bits(config_file, tmp_path, monkeypatch):
+    settings = ("data.sampling.temperature=3", "data.train.1.weight=0.3")
+    whole = trained(config_file, tmp_path / "whole", *settings)
+    with monkeypatch.context() as patch:
+        on_step(patch, 9, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(config_file, tmp_path / "run", *settings)
+    resumed = trained(config_file, tmp_path / "run", *settings)
+    one, two = (load_file(each.pointed("last") / MODEL_FILE) for each in (whole, resumed))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    with pytest.raises(CheckpointError, match="the training text or its tokenizer has changed"):
+        trained(config_file, tmp_path / "run", "data.sampling.temperature=2", *settings[1:])
+
+
+def test_a_temperature_needs_several_directions(config_file):
+    one = replace(ONE, sampling=SamplingConfig(temperature=5))
+    assert list(map(str, check(one))) == [
+        "sampling: has no effect on texts of one direction (source -> target); leave it out"
+    ]
+    with pytest.raises(ConfigError, match="temperature: must be at least 1"):
+        load_config(config_file, ["data.sampling.temperature=0.5"])
