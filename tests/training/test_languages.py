@@ -1,5 +1,6 @@
 """Many languages in one run: the tokens of target languages, told apart by hand; validation."""
 
+import contextlib
 import json
 import signal
 from collections import Counter
@@ -20,14 +21,17 @@ from tformer_cli import Translator
 from tformer_cli.api import evaluate, score
 from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, SamplingConfig, TrainingText
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.fields import check
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted, UsageError
+from tformer_cli.export.run import export_run
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.training.setup import load_data
 from tformer_cli.training.trainer import train
+from tformer_cli.translate.synthesis import synthesize
 
 CPU = torch.device("cpu")
 ONE_TEXT = """\
@@ -377,3 +381,69 @@ def test_a_temperature_needs_several_directions(config_file):
     ]
     with pytest.raises(ConfigError, match="temperature: must be at least 1"):
         load_config(config_file, ["data.sampling.temperature=0.5"])
+
+
+# ------------------------------------------------ exports
+
+
+def test_ctranslate2_receives_the_token_too(run):
+    pytest.importorskip("ctranslate2")
+    lines = ["ab cd", "feg", "", "ga b"]
+    for to in IDS:
+        one, two = (
+            [best.log_prob for (best,) in translator.nbest(lines, 1, to=to)]
+            for translator in (
+                Translator.load(run.path, backend=backend) for backend in ("native", "ctranslate2")
+            )
+        )
+        assert one == pytest.approx(two, abs=1e-3)
+
+
+def test_an_export_is_checked_with_the_token_and_its_example_has_it(run, tmp_path, capsys):
+    pytest.importorskip("ctranslate2")
+    folder = tmp_path / "exported"
+    export_run(run, folder, "ctranslate2")
+    card = (folder / "README.md").read_text()
+    assert "Translates aa into bb, bb into aa, aa into cc:" in card
+    code = card.partition("```python\n")[2].partition("```")[0]
+    assert "['<tag_6>', *" in code
+    with contextlib.chdir(folder):
+        exec(code, {})
+    printed = capsys.readouterr().out.rstrip("\n")
+    line = (run.path.parent / "data" / "valid.aa").read_text().splitlines()[0]
+    search = BeamConfig(beam_size=5, max_length=20)
+    assert printed == Translator.load(folder).translate([line], to="bb", decoding=search)[0]
+    assert f"> {printed}\n" in card
+
+
+def test_a_plain_folder_keeps_the_languages(run, tmp_path):
+    export_run(run, tmp_path / "plain", "safetensors")
+    plain = Translator.load(tmp_path / "plain")
+    assert plain.targets == ("bb", "aa", "cc")
+    own = Translator.load(run.path)
+    assert plain.translate(["ab cd"], to="cc") == own.translate(["ab cd"], to="cc")
+    with pytest.raises(ConfigError, match=r"must be of one target language in a Marian model"):
+        export_run(run, tmp_path / "marian", "marian")
+
+
+def test_a_server_needs_the_target_language_and_serves_its_direction(run):
+    pytest.importorskip("starlette")
+    from tformer_cli.serve.model import ServedModel
+    from tformer_cli.serve.server import serve
+
+    with pytest.raises(UsageError, match="`to`: is required, since the model has several"):
+        serve([run.path], port=0)
+    model = ServedModel(run, "best", lambda: Translator.load(run.path, to="cc"))
+    assert model.direction == ("aa", "cc")
+
+
+@pytest.mark.parametrize(("real", "direction"), [("source", "aa cc"), ("target", "cc aa")])
+def test_synthetic_text_names_its_languages(run, tmp_path, received, real, direction):
+    (tmp_path / "text").write_text("ab cd\n")
+    output = tmp_path / "out"
+    made = synthesize(
+        [run.path], tmp_path / "text", output, real=real, to="cc", backend="native", workers=1
+    )
+    item = made.as_config()
+    assert [item["source_language"], item["target_language"]] == direction.split()
+    assert received == [[IDS["cc"], *ids_of("ab cd", run), EOS]]

@@ -12,6 +12,7 @@ from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
     PrecisionOption,
+    ToOption,
     chosen_run,
 )
 
@@ -63,6 +64,7 @@ def serve(
     timeout: Annotated[
         int, typer.Option(min=1, help="Seconds after which a request is given up.")
     ] = 60,
+    to: ToOption = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
@@ -101,6 +103,7 @@ def serve(
         origins=origins or (),
         api_keys=api_keys,
         limits=Limits(max_body, max_characters, max_texts, max_candidates, max_waiting, timeout),
+        to=to,
         checkpoint=checkpoint,
         device=device,
         precision=precision,

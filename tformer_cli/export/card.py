@@ -1,5 +1,6 @@
 """Model cards: what a model is, how good it is, and how to use it."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,8 +62,7 @@ def model_card(
         "card.md",
         front_matter=yaml.safe_dump(matter, sort_keys=False, allow_unicode=True),
         name=card.name,
-        source=config.data.source_language,
-        target=config.data.target_language,
+        directions=", ".join(map(" into ".join, config.data.directions)),
         num_parameters=f"{trained.model.num_parameters():,}",
         steps=f"{trained.step:,}",
         program=form.program,
@@ -90,7 +90,7 @@ def _front_matter(
     data = trained.config.data
     library = form.program.lower()
     matter: dict[str, Any] = {
-        "language": list(dict.fromkeys([data.source_language, data.target_language])),
+        "language": list(dict.fromkeys(itertools.chain(*data.directions))),
         "license": card.license,
         "library_name": library,
         "pipeline_tag": "translation",

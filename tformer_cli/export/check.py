@@ -92,9 +92,19 @@ class CheckText:
 
     @classmethod
     def of(
-        cls, lines: Sequence[str], tokenizers: Tokenizers, *, name: str, max_length: int
+        cls,
+        lines: Sequence[str],
+        tokenizers: Tokenizers,
+        *,
+        name: str,
+        max_length: int,
+        tags: Sequence[int] = (),
     ) -> "CheckText":
-        """Encode the lines of 1 to `max_length` tokens; raise DataError if there are none."""
+        """Encode the lines of 1 to `max_length` tokens, behind the ids of tags.
+
+        Raises:
+            DataError: there are none.
+        """
         encoded = [tokenizers.source.encode(line) for line in lines]
         indices = [index for index, ids in enumerate(encoded) if 0 < len(ids) <= max_length]
         if not indices:
@@ -104,7 +114,7 @@ class CheckText:
             name,
             tuple(lines[index] for index in indices),
             tuple(index + 1 for index in indices),
-            tuple(tuple(with_eos(encoded[index])) for index in indices),
+            tuple((*tags, *with_eos(encoded[index])) for index in indices),
         )
 
 

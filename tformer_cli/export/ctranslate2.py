@@ -115,7 +115,7 @@ class CTranslate2Format(Format):
 
     def example(self, trained: TrainedModel, line: str) -> str:
         target = "results[0].hypotheses[0]"
-        code = token_code(trained.tokenizers, line, modules=["ctranslate2"], target_tokens=target)
+        code = token_code(trained, line, modules=["ctranslate2"], target_tokens=target)
         max_length = trained.config.decoding.max_length
         return filled("ctranslate2.py.txt", **code, beam_size=BEAM_SIZE, max_length=max_length)
 

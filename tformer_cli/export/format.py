@@ -10,6 +10,7 @@ from string import Template
 from typing import ClassVar
 
 from tformer_cli.choices import Quantization
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.extras import EXTRAS, package
@@ -18,6 +19,7 @@ from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import tag_ids
 
 TEMPLATES = Path(__file__).with_name("templates")
 BEAM_SIZE = 5
@@ -117,14 +119,23 @@ def write_sentencepiece_models(tokenizers: Tokenizers, folder: Path) -> None:
         (folder / f"{name}.model").write_bytes(content)
 
 
+def example_tags(data: DataConfig) -> tuple[str, ...]:
+    """Return the tags of the lines that check an export and that its example translates.
+
+    They are those of the first validation text: one of several target languages, or none.
+    """
+    return data.tags_of(next(iter(data.valid_texts.values())))
+
+
 def token_code(
-    tokenizers: Tokenizers, line: str, *, modules: Sequence[str], target_tokens: str
+    trained: TrainedModel, line: str, *, modules: Sequence[str], target_tokens: str
 ) -> dict[str, str]:
     """Return the Python code that a template needs to tokenize and detokenize.
 
     These are modules to import, statements that load models, and expressions for the tokens of a
     line and for the text of `target_tokens`.
     """
+    tokenizers, data = trained.tokenizers, trained.config.data
     source = tokenizers.source
     names = list(sentencepiece_models(tokenizers))
     # Marian's target language code is one token, which sentencepiece does not know.
@@ -149,6 +160,9 @@ def token_code(
         if code:
             tokens = f"[{code[0]!r}, *{tokens}]"
         text = f"{names[-1]}.decode({target_tokens})"
+    for token in source.tokens(tag_ids(example_tags(data), data.tags)):
+        # The target language, of a model that has several.
+        tokens = f"[{token!r}, *{tokens}]"
     imports = [*modules, *(["sentencepiece"] if names else [])]
     if source.normalizer.nfkc:
         imports.append("unicodedata")

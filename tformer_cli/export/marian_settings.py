@@ -94,6 +94,9 @@ def unsupported_by_marian(config: Config) -> Iterator[Problem]:
             required["tokenizer.nfkc"] = "none", tokenizer.nfkc
         elif tokenizer.kind != "marian":
             required["tokenizer.kind"] = "subword", tokenizer.kind
+    if len(config.data.targets) > 1:
+        # Its vocabulary has no tags.
+        required["data.train"] = "of one target language", ", ".join(config.data.targets)
     for key, (value, actual) in required.items():
         if actual != value:
             yield Problem(key, f"must be {_shown(value)} in a Marian model", _shown(actual))

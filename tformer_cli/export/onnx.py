@@ -100,7 +100,7 @@ class OnnxFormat(Format):
     def example(self, trained: TrainedModel, line: str) -> str:
         tokenizers = trained.tokenizers
         modules = ["json", "pathlib", "numpy", "onnxruntime"]
-        code = token_code(tokenizers, line, modules=modules, target_tokens="tokens")
+        code = token_code(trained, line, modules=modules, target_tokens="tokens")
         files = [f"{side}_vocabulary.json" for side in _side_names(tokenizers)]
         return filled("onnx.py.txt", **code, files=json.dumps(["config.json", *files]))
 

@@ -57,7 +57,15 @@ class PlainFormat(Format):
 
     def example(self, trained: TrainedModel, line: str) -> str:
         max_length = trained.config.decoding.max_length
-        return filled("plain.py.txt", line=repr(line), beam_size=BEAM_SIZE, max_length=max_length)
+        data = trained.config.data
+        _, target = data.direction_of(next(iter(data.valid_texts.values())))
+        return filled(
+            "plain.py.txt",
+            line=repr(line),
+            to=f", to={target!r}" if len(data.targets) > 1 else "",
+            beam_size=BEAM_SIZE,
+            max_length=max_length,
+        )
 
     def packages(self, trained: TrainedModel) -> list[str]:
         return ["tformer"]

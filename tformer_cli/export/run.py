@@ -18,7 +18,7 @@ from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scor
 from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_weights import read_ctranslate2
-from tformer_cli.export.format import Format
+from tformer_cli.export.format import Format, example_tags
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_settings import SETTINGS_FILE
 from tformer_cli.export.onnx import OnnxFormat
@@ -28,6 +28,7 @@ from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import EXPORT_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
+from tformer_cli.text.vocabulary import tag_ids
 
 FORMATS: dict[FormatName, type[Format]] = {
     "argos": ArgosFormat,
@@ -111,6 +112,7 @@ def _check_text(trained: TrainedModel, file: Path | None, num_lines: int) -> Che
         trained.tokenizers,
         name=str(source),
         max_length=trained.config.data.filters.max_length,
+        tags=tag_ids(example_tags(trained.config.data), trained.config.data.tags),
     )
 
 
@@ -123,7 +125,8 @@ def _references(trained: TrainedModel, text: CheckText) -> list[str]:
 
 
 def _valid(trained: TrainedModel) -> ParallelText:
-    valid = trained.config.data.valid
+    """Return the validation text that an export is checked by: the first of a list."""
+    valid = next(iter(trained.config.data.valid_texts.values()))
     assert isinstance(valid, ParallelText), "a model that translates was trained on translations"
     return valid
 
@@ -133,7 +136,8 @@ def _with_bleu(
 ) -> CheckResult:
     config = trained.config
     decode = trained.tokenizers.target.decode
-    metric = build_metric("bleu", config.evaluation, config.data.target_language)
+    _, target = config.data.direction_of(_valid(trained))
+    metric = build_metric("bleu", config.evaluation, target)
     bleu, our_bleu = (
         metric.score([decode(best.token_ids) for best in translations], references).score
         for translations in (comparison.theirs, comparison.ours)

@@ -33,6 +33,7 @@ def serve(
     origins: Collection[str] = (),
     api_keys: Path | None = None,
     limits: Limits | None = None,
+    to: str | None = None,
     checkpoint: str = "best",
     device: str = "auto",
     precision: str | None = None,
@@ -50,6 +51,7 @@ def serve(
         origins: sites whose pages may ask, such as `https://example.org`.
         api_keys: file of keys, one a line, of which a request must have one; None for no keys.
         limits: limits of requests.
+        to: target language of runs that have several.
         checkpoint: best or last, of which a newer one is loaded when it is there; or a name.
         device: as for `Translator.load`.
         precision: as for `Translator.load`.
@@ -70,6 +72,7 @@ def serve(
             load = partial(
                 Translator.load,
                 run,
+                to=to,
                 checkpoint=checkpoint,
                 device=device,
                 precision=precision,
@@ -78,6 +81,7 @@ def serve(
                 log=log,
             )
             model = ServedModel(RunDirectory(run), checkpoint, load, log)
+            model.translator.tag_ids()  # refuses a run that needs `to`
             queues.append(TranslationQueue(model, limits.max_waiting, log))
         service = Service(queues=queues, limits=limits, keys=keys)
         app = build_app(service, hosts=[host, *hosts], origins=origins)
