@@ -547,19 +547,21 @@ def test_ctrl_c_leaves_what_came_for_the_next_start(server, tmp_path, command, m
 
 
 def test_the_table_has_both_languages_of_every_text_once():
-    assert len({file.name for file in FILES}) == len({file.sha256 for file in FILES}) == 16
-    english, german = (
+    assert len({file.name for file in FILES}) == len({file.sha256 for file in FILES}) == 19
+    english, german, french = (
         {file.name.replace(f".{language}.", ".") for file in FILES if f".{language}." in file.name}
-        for language in ("en", "de")
+        for language in ("en", "de", "fr")
     )
     assert english == german
+    assert french == {"train.gz", "val.gz", "test_2016_flickr.gz"}
     assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) for file in FILES)
     assert re.fullmatch(r"https://raw\.githubusercontent\.com/\w+/\w+/[0-9a-f]{40}", REPOSITORY)
 
 
-def test_the_table_has_what_the_config_reads():
-    data = load_config(CONFIGS / "multi30k.yaml").data
-    pairs = [*data.train, data.valid, *data.test.values()]
+@pytest.mark.parametrize("name", ["multi30k", "multi30k-six"])
+def test_the_table_has_what_the_config_reads(name):
+    data = load_config(CONFIGS / f"{name}.yaml").data
+    pairs = data.texts().values()
     read = {Path(side) for pair in pairs for side in (pair.source, pair.target)}
     assert {path.name for path in read} <= {file.name for file in FILES}
     assert {path.parent.resolve() for path in read} == {get_multi30k.DEFAULT_FOLDER}
