@@ -105,7 +105,7 @@ def _field_rows(key: str, hint: Any, default: str, meaning: str) -> Iterator[Row
         yield from _rows_of_any(classes, f"{key}.")
     elif origin is dict:
         yield Row(f"`{key}`", default, "by name", meaning)
-        yield from rows(arguments[1], f"{key}.NAME.")
+        yield from _rows_of_any(list(members(arguments[1])), f"{key}.NAME.")
     elif origin is tuple and any(map(dataclasses.is_dataclass, members(arguments[0]))):
         yield Row(f"`{key}`", default, "list", meaning)
         yield from _rows_of_any(list(members(arguments[0])), f"{key}.0.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tformer_cli.choices import Backend, MetricName, TuningMetric
 from tformer_cli.config.schema.config import BleuTokenizer, Config
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.data import Bitext, PlainText
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.reader import has_pipe, read_pairs
 from tformer_cli.device import resolve_device
@@ -83,7 +83,7 @@ def evaluate(
     *,
     metrics: Sequence[MetricName] = ("bleu",),
     split: str | None = None,
-    text: ParallelText | None = None,
+    text: Bitext | None = None,
     decoding: DecodingConfig | SearchOptions | None = None,
     mbr: MBR | None = None,
     ensemble: Sequence[str | os.PathLike[str]] = (),
@@ -138,7 +138,11 @@ def evaluate(
         workers=workers,
     )
     config = evaluator.translator.config
-    texts = texts_of_split(config, split) if text is None else {text.source.name: text}
+    texts = (
+        texts_of_split(config, split)
+        if text is None
+        else {text.source_file.name: config.data.language_set(text)}
+    )
     if text is not None and text.target_language is None:
         # Of several target languages, none is meant by itself.
         evaluator.translator.tag_ids()
@@ -306,7 +310,7 @@ def tune(
     if isinstance(text, tuple):
         what = "has several validation texts, and a search is tuned by one"
         raise UsageError(str(run), what, remedy="set decoding in its config.yaml")
-    assert isinstance(text, ParallelText), "models that translate have parallel text"
+    assert not isinstance(text, PlainText), "models that translate have parallel text"
     built = build_metric(metric, config.evaluation, config.data.target_language)
     warn_of_overlap(config.data, {"data.valid": text}, on_warning)
     return tune_search(

@@ -47,6 +47,14 @@ def rename_arguments(text: str, rename: Callable[[str, str], str | None]) -> str
     return ARGUMENT.sub(renamed, text)
 
 
+class ProblemWarning(Warning):
+    """A warning that commands print as a line."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
 class TformerError(Exception):
     """A problem that the user can fix; the base of all errors here."""
 

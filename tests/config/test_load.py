@@ -409,6 +409,10 @@ _RULED = {
     "max_length": st.integers(1200, 1300),
     "batch_tokens": st.integers(701, 10**6),
     "vocab_size": st.integers(273, 10**6),
+    "source_field": st.just("1"),
+    "target_field": st.just("a.b"),
+    # Without them, loading writes those of the data.
+    "languages": st.tuples(st.text(max_size=3), st.text(max_size=3)),
 }
 
 

@@ -323,10 +323,10 @@ def test_text_alone_is_told_from_a_pair_by_its_key() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{text: a, source: b, target: c}", ": must have source and target, or text "
+        ("{text: a, source: b, target: c}", ": must have source and target, or pairs, or text "
          "(text, source, target)"),
-        ("{txt: a}", ": must have source and target, or text (txt)"),
-        ("{}", ": must have source and target, or text (nothing)"),
+        ("{txt: a}", ": must have source and target, or pairs, or text (txt)"),
+        ("{}", ": must have source and target, or pairs, or text (nothing)"),
         ("{source: a}", ".target: is required"),
         ("{text: a, wieght: 2}", ".wieght: no such key; did you mean weight?"),
         ("{text: [a]}", ".text: must be a path (a list)"),

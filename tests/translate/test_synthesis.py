@@ -13,7 +13,7 @@ from killing import killed
 from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli import MBR, BeamConfig, SearchOptions, TformerError, Translator, synthesize
-from tformer_cli.corpus.reader import read_lines
+from tformer_cli.corpus.lines import read_lines
 from tformer_cli.export.run import export_run
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.translate import translator as translator_module

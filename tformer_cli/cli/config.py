@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +13,13 @@ from tformer_cli.cli.entry import new_app, warn
 from tformer_cli.cli.options import FileArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
-from tformer_cli.config.schema.data import ParallelText, PlainText
+from tformer_cli.config.schema.data import Bitext, PairsFile, ParallelText, PlainText
 from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import UsageError, printable
 from tformer_cli.terminal import progress_bar
+
+# Maximum number of characters of a side that `check` and `new` show.
+_SHOWN = 60
 
 config_app = new_app(
     name="config", help="Check, show or create a configuration.", no_args_is_help=True
@@ -40,7 +45,9 @@ def init(
 
 @config_app.command()
 def check(file: FileArgument, settings: SetOption = None) -> None:
-    """Report all errors of a configuration, and whether its texts exist.
+    """Report all errors of a configuration, and show how its texts are read.
+
+    Three pairs of each text are printed.
 
     Warnings: languages that are no ISO codes, a BLEU tokenizer that does not suit the target
     language, overlap of validation or test text with the training text.
@@ -49,7 +56,10 @@ def check(file: FileArgument, settings: SetOption = None) -> None:
     """
     config = load_with_texts(file, settings or [])
 
+    from tformer_cli.corpus.reader import first_rows
     from tformer_cli.evaluation.metrics import config_warnings
+
+    _show_rows(first_rows({f"data.{key}": text for key, text in config.data.texts().items()}))
 
     with progress_bar(config.data.unit) as bar:
         for warning in config_warnings(config, on_done=bar.update):
@@ -76,8 +86,23 @@ def show(
 
 @config_app.command()
 def new(
-    source: Annotated[Path, typer.Argument(help="Source text, one sentence per line.")],
-    target: Annotated[Path, typer.Argument(help="Its translation, line by line.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="Source text, one sentence per line; or a file of pairs, such as TSV."),
+    ],
+    target: Annotated[
+        Path | None,
+        typer.Argument(help="Its translation, line by line; none for a file of pairs."),
+    ] = None,
+    fields: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            help="Columns or JSON keys of source and target in a file of pairs. "
+            "Default: the languages, `source` and `target`, or 1 and 2.",
+            metavar="SOURCE TARGET",
+            show_default=False,
+        ),
+    ] = None,
     valid_source: Annotated[
         Path | None, typer.Option(help="Source of the validation text.", show_default=False)
     ] = None,
@@ -95,13 +120,15 @@ def new(
     output: Annotated[Path, typer.Option(help="The YAML file to write.")] = Path("config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write a commented configuration for two text files.
+    """Write a commented configuration for two text files, or for one file of pairs.
 
     Without a validation text, 5% of the pairs (at most 1,000) are held out for validation and as
     many for a test. The splits are written beside the configuration; your files are not changed.
     No source or target sentence of the held-out pairs stays in the training text.
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
+
+    Example: tformer config new corpus.en-de.tsv --fields 2 4 --output my.yaml
     """
     if (valid_source is None) != (valid_target is None):
         missing = "--valid-source" if valid_source is None else "--valid-target"
@@ -109,19 +136,22 @@ def new(
         raise UsageError(missing, what, remedy=f"add {missing}")
     valid_files = {"--valid-source": valid_source, "--valid-target": valid_target}
     reject_pipes({"SOURCE": source, "TARGET": target, **valid_files})
-    text = ParallelText(source=source, target=target)
+    text = _given_text(source, target, fields)
     valid = None
     if valid_source is not None and valid_target is not None:
         valid = ParallelText(source=valid_source, target=valid_target)
-    kept = {"source": source, "target": target, **{k: v for k, v in valid_files.items() if v}}
+    kept = text.files | {k: v for k, v in valid_files.items() if v}
     check_replaceable(output, kept, overwrite=force)
     # Imports that `show` does not need.
     from tformer_cli.corpus.held_out import given_split, split_text
+    from tformer_cli.corpus.reader import first_rows
 
     languages = (
-        _language_of(source, source_language, "--source-language"),
-        _language_of(target, target_language, "--target-language"),
+        _language_of(text, 0, source_language, "--source-language"),
+        _language_of(text, 1, target_language, "--target-language"),
     )
+    if isinstance(text, PairsFile):
+        text = replace(text, languages=languages)
     with progress_bar("pair") as bar:
         if valid is None:
             folder = output.parent / f"{output.stem}.data"
@@ -139,22 +169,55 @@ def new(
     for name, part in split.texts.items():
         repeated = split.num_in_training.get(name)
         count = "pairs" if repeated is None else f"pairs, {repeated} also in train,"
-        typer.echo(f"{name}: {split.num_pairs[name]} {count} in {part.source} and {part.target}")
+        files = " and ".join(map(str, part.files.values()))
+        typer.echo(f"{name}: {split.num_pairs[name]} {count} in {files}")
     if split.num_set_aside:
         held_out = "a source or a target of valid or test"
         typer.echo(f"set aside: {split.num_set_aside} pairs that repeat {held_out}")
+    _show_rows(first_rows({"read": text}))
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
 
 
-def _language_of(file: Path, code: str | None, option: str) -> str:
-    """Return the ISO code of a text's language: given by `option`, or from its name or script."""
+def _given_text(source: Path, target: Path | None, fields: tuple[str, str] | None) -> Bitext:
+    if target is None:
+        source_field, target_field = fields or (None, None)
+        return PairsFile(pairs=source, source_field=source_field, target_field=target_field)
+    if fields is not None:
+        what = "has no effect on two text files"
+        raise UsageError("--fields", what, got=" ".join(fields), remedy="leave it out")
+    return ParallelText(source=source, target=target)
+
+
+def _show_rows(texts: Iterable[tuple[str, Sequence[tuple[str, ...]]]]) -> None:
+    """Print what each text is, and its first rows, shortened to the width of a terminal."""
+    for text, rows in texts:
+        typer.echo(printable(text))
+        for row in rows:
+            sides = (side if len(side) <= _SHOWN else f"{side[: _SHOWN - 1]}…" for side in row)
+            typer.echo(f"  {printable(' | '.join(sides))}")
+
+
+def _language_of(text: Bitext, side: int, code: str | None, option: str) -> str:
+    """Return the ISO code of a side: given by `option`, or from its file name or script."""
     from tformer_cli.corpus.reader import read_rows
-    from tformer_cli.text.language import is_language_code, language_of_name, language_of_script
+    from tformer_cli.text.language import (
+        is_language_code,
+        language_of_name,
+        language_of_script,
+        languages_of_name,
+    )
 
     if code is not None and not is_language_code(code):
         raise UsageError(option, "must be an ISO code", got=code, remedy="write en, for instance")
-    lines = (line for (line,) in read_rows(PlainText(text=file)))
-    language = code or language_of_name(file) or language_of_script(lines)
+    file = (text.source_file, text.target_file)[side]
+    if isinstance(text, PairsFile):
+        named = languages_of_name(file)
+        of_name = named and named[side]
+        lines = (row[side] for row in read_rows(text))
+    else:
+        of_name = language_of_name(file)
+        lines = (line for (line,) in read_rows(PlainText(text=file)))
+    language = code or of_name or language_of_script(lines)
     if language is None:
         what = "has a language that neither its name nor its script tells"
         raise UsageError(str(file), what, remedy=f"add {option} with an ISO code, such as en")

@@ -16,11 +16,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from tformer_cli.cli.options import HELP_PANELS, MAX_UNGROUPED, in_options
 from tformer_cli.cli.options import message as text_of
-from tformer_cli.config.renamed import RenamedKeysWarning
 from tformer_cli.errors import (
     DeviceError,
     Interrupted,
     Problem,
+    ProblemWarning,
     StorageError,
     TformerError,
     UsageError,
@@ -252,8 +252,8 @@ def run(app: Application) -> None:
 
 
 def _show_warning(message: Warning | str, *details: Any, **names: Any) -> None:
-    """Print a warning of renamed keys as a line, from rank 0 only; others as Python does."""
-    if not isinstance(message, RenamedKeysWarning):
+    """Print a warning of our own as a line, from rank 0 only; others as Python does."""
+    if not isinstance(message, ProblemWarning):
         _show_any_warning(message, *details, **names)
     elif is_main_process():
         typer.echo(_marked(message.problem, "yellow"), err=True)

@@ -131,8 +131,10 @@ def evaluate(
     results = {}
     for name, evaluation in evaluations.items():
         file = hypothesis_file(run_directory, name)
-        target = _relative(evaluation.text.target)
-        commands = [metric.command(target, file) for metric in evaluation.metrics]
+        # sacrebleu reads references from a text file alone.
+        is_plain = isinstance(evaluation.text, ParallelText)
+        target = _relative(evaluation.text.target_file)
+        commands = [metric.command(target, file) for metric in evaluation.metrics if is_plain]
         results[name] = evaluation.as_json() | {"hypotheses": str(file), "sacrebleu": commands}
         if not as_json:
             tell(f"{name}: {_description(evaluation)}\ntranslations: {file}")
@@ -248,7 +250,8 @@ def _trials(tuning: "Tuning") -> str:
 def _verdict(tuning: "Tuning") -> str:
     """Return by how much the best search is better than the run's own, and whether it is noise."""
     own, best = tuning.own.score, tuning.best.score
-    text = f"{best.num_sentences} sentences of {_relative(tuning.text.source)}  ({best.signature})"
+    file = _relative(tuning.text.source_file)
+    text = f"{best.num_sentences} sentences of {file}  ({best.signature})"
     if tuning.p_value is None:
         return f"{text}\nthe run's own search is the best"
     noise = "more than noise" if tuning.is_significant else "within noise"

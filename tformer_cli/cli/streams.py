@@ -99,7 +99,7 @@ def run_and_sentence(words: Sequence[str]) -> tuple[Path | None, str | None]:
 
 def argument_lines(text: str) -> Iterator[str]:
     """Return the lines of a command-line argument, at least one."""
-    from tformer_cli.corpus.reader import decode_lines
+    from tformer_cli.corpus.lines import decode_lines
 
     return decode_lines(io.BytesIO(text.encode("utf-8", "surrogateescape") or b"\n"), "SENTENCE")
 
@@ -109,7 +109,7 @@ def stdin_lines() -> Iterator[str]:
 
     `sys.stdin` is detached: Python would close it at exit, and abort if the thread still waits.
     """
-    from tformer_cli.corpus.reader import decode_lines
+    from tformer_cli.corpus.lines import decode_lines
 
     if sys.stdin is None:
         raise UsageError("--input", "stdin is closed", remedy="name a file")
@@ -124,7 +124,7 @@ def is_interactive() -> bool:
 
 def typed_lines(prompt: str) -> Iterator[str]:
     """Yield the lines that a person types, with a prompt before each."""
-    from tformer_cli.corpus.reader import decode_lines
+    from tformer_cli.corpus.lines import decode_lines
 
     # Python's input() has line editing and history after this import.
     with contextlib.suppress(ImportError):

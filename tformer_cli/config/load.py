@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tformer_cli.config.globs import with_globs_expanded
 from tformer_cli.config.parse import SYNONYMS, parse_config
 from tformer_cli.config.renamed import current_path, warn_of_renamed, with_current_names
 from tformer_cli.config.schema.config import Config
@@ -27,7 +28,8 @@ def load_config(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
     """Read a configuration.
 
     Paths in the file are relative to `data.root`, and that to the folder of the file; paths in an
-    override are relative to the current folder. The configuration has absolute paths.
+    override are relative to the current folder. The configuration has absolute paths, a text for
+    each match of a pattern, and files of pairs have `languages`.
 
     Args:
         path: a YAML file.
@@ -176,7 +178,9 @@ def _loaded(path: Path, overrides: Sequence[str]) -> tuple[Config, dict[str, str
     """Return the configuration of a file with overrides, and where each key is written."""
     root = with_current_names(read_tree(path), str(path))
     config, locations = _parsed(root, str(path), overrides, [])
-    return _with_absolute_paths(config, path.parent), locations
+    config = _with_absolute_paths(config, path.parent)
+    data, locations = with_globs_expanded(config.data, locations)
+    return dataclasses.replace(config, data=data), locations
 
 
 def _parsed(
@@ -217,7 +221,7 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
         training = dataclasses.replace(training, init_from=_absolute(folder, training.init_from))
     if data.root is not None:
         data = dataclasses.replace(data, root=_absolute(folder, data.root))
-    data = data.with_files(functools.partial(_absolute, data.root or folder))
+    data = data.with_files(functools.partial(_absolute, data.root or folder)).with_languages()
     return dataclasses.replace(config, data=data, training=training)
 
 

@@ -11,18 +11,14 @@ import yaml
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import Former, annotations, extras, item_hint, join, members
-from tformer_cli.errors import Problem
+from tformer_cli.errors import Problem, ProblemWarning
 
 # Of a file's former names, which may be dozens in the config.yaml of an old run.
 MAX_SHOWN = 3
 
 
-class RenamedKeysWarning(FutureWarning):
+class RenamedKeysWarning(ProblemWarning, FutureWarning):
     """A file or an override uses former names of keys."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
 
 
 def current_path(path: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from tformer_cli.config.load import to_yaml
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.data import Bitext, PairsFile
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, write_text
 
@@ -31,7 +31,7 @@ _COMMENT_COLUMN = 34
 
 def write_starter(
     config: Path,
-    texts: Mapping[str, ParallelText],
+    texts: Mapping[str, Bitext],
     languages: tuple[str, str],
     *,
     num_pairs: int,
@@ -113,11 +113,15 @@ def _aligned(line: str) -> str:
     return f"{setting.rstrip():<{_COMMENT_COLUMN}} # {comment}" if mark else line
 
 
-def _text(text: ParallelText, folder: Path) -> str:
-    names = [Path(os.path.relpath(file, folder)).as_posix() for file in (text.source, text.target)]
-    # A leading tilde would mean a home folder.
-    source, target = (_scalar(f"./{name}" if name[0] == "~" else name) for name in names)
-    return f"{{source: {source}, target: {target}}}"
+def _text(text: Bitext, folder: Path) -> str:
+    values = {}
+    for key, file in text.files.items():
+        name = Path(os.path.relpath(file, folder)).as_posix()
+        # A leading tilde would mean a home folder.
+        values[key] = f"./{name}" if name[0] == "~" else name
+    if isinstance(text, PairsFile) and text.source_field and text.target_field:
+        values |= {"source_field": text.source_field, "target_field": text.target_field}
+    return f"{{{', '.join(f'{key}: {_scalar(value)}' for key, value in values.items())}}}"
 
 
 def _scalar(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer_cli.config.schema.data import ParallelText, Text
+from tformer_cli.config.schema.data import Bitext, ParallelText, Text
 from tformer_cli.corpus.reader import read_texts, text_changed
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
@@ -45,7 +45,7 @@ PARTS = ("train", "valid", "test")
 class Split:
     """Training, validation and test text."""
 
-    texts: dict[str, ParallelText]  # `train`, `valid` and optionally `test`
+    texts: dict[str, Bitext]  # `train`, `valid` and optionally `test`
     num_pairs: dict[str, int]  # of each of them
     num_in_training: dict[str, int]  # pairs of `valid` and `test` that are also training pairs
     num_set_aside: int  # pairs in no part, since a side of them is in validation or test text
@@ -63,7 +63,7 @@ class Overlap:
 
 
 def split_text(
-    text: ParallelText,
+    text: Bitext,
     output: Path,
     languages: tuple[str, str],
     *,
@@ -82,17 +82,18 @@ def split_text(
     origin: dict[str, object] = {
         "files": sorted(itertools.chain.from_iterable(names.values())),
         **{side: _file_state(file) for side, file in text.files.items()},
+        **({"reading": text.reading} if text.reading else {}),
     }
     if output.exists():
         _check_replaceable(output, origin, text, overwrite)
     keys, num_characters = _keys_and_characters(text, on_done)
     if not len(keys):
-        raise DataError(str(text.source), "has no lines")
+        raise DataError(str(text.source_file), "has no lines")
     parts = assign_parts(keys)
     *num_pairs, num_set_aside = np.bincount(parts, minlength=SET_ASIDE + 1).tolist()
     if not all(num_pairs):
         raise DataError(
-            str(text.source),
+            str(text.source_file),
             "needs at least 3 pairs that share no line, for training, validation and test",
             got=f"{len(keys):,} pairs",
             remedy="give `valid`",
@@ -113,9 +114,7 @@ def split_text(
     )
 
 
-def given_split(
-    text: ParallelText, valid: ParallelText, *, on_done: OnRead = lambda count: None
-) -> Split:
+def given_split(text: Bitext, valid: Bitext, *, on_done: OnRead = lambda count: None) -> Split:
     """Return a training text, which is read twice, and a validation text as they are."""
     overlap = overlaps(counted(read_texts([text]), on_done), {"valid": valid})["valid"]
     keys, num_characters = _keys_and_characters(text, on_done)
@@ -123,7 +122,7 @@ def given_split(
     texts = {"train": text, "valid": valid}
     for name, each in texts.items():
         if not num_pairs[name]:
-            raise DataError(str(each.source), "has no lines")
+            raise DataError(str(each.source_file), "has no lines")
     return Split(
         texts=texts,
         num_pairs=num_pairs,
@@ -229,7 +228,7 @@ def counted(pairs: Iterable[tuple[str, str]], on_done: OnRead) -> Iterator[tuple
         on_done(1)
 
 
-def _keys_and_characters(text: ParallelText, on_done: OnRead) -> tuple[NDArray[np.uint64], int]:
+def _keys_and_characters(text: Bitext, on_done: OnRead) -> tuple[NDArray[np.uint64], int]:
     keys, characters = array("Q"), set[str]()
     for source, target in counted(read_texts([text]), on_done):
         keys.append(line_key(source))
@@ -248,7 +247,7 @@ def _is_in(keys: NDArray[np.uint64], selected: set[int]) -> NDArray[np.bool_]:
 
 
 def _write_parts(
-    text: ParallelText,
+    text: Bitext,
     parts: NDArray[np.uint8],
     directory: Path,
     names: Sequence[Sequence[str]],
@@ -264,7 +263,7 @@ def _write_parts(
                 writers[part].append(stack.enter_context(file))
         for part, pair in itertools.zip_longest(parts.tobytes(), pairs):
             if part is None or pair is None:
-                raise text_changed(str(text.source))
+                raise text_changed(str(text.source_file))
             for writer, line in zip(writers[part], pair, strict=False):
                 writer.write(f"{line}\n")
 
@@ -283,7 +282,7 @@ def _file_state(file: Path) -> dict[str, object]:
 
 
 def _check_replaceable(
-    output: Path, origin: Mapping[str, object], text: ParallelText, overwrite: bool
+    output: Path, origin: Mapping[str, object], text: Bitext, overwrite: bool
 ) -> None:
     """Refuse to replace a directory with files of the user."""
     where = str(output)

@@ -7,9 +7,9 @@ from itertools import chain
 
 import numpy as np
 
-from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
+from tformer_cli.config.schema.data import DataConfig, PlainText, Text
 from tformer_cli.corpus.prefetch import chunks
-from tformer_cli.corpus.reader import read_lines, read_texts
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.device import derive_seed
 from tformer_cli.text.segments import sentence_ends
 from tformer_cli.text.subword import reservoir_sample
@@ -83,8 +83,8 @@ def p99_sentences(lines: Iterable[str]) -> int:
 
 def source_sentences(data: DataConfig) -> int | None:
     """Return how many sentences 99% of the source lines do not exceed; None of monolingual text."""
-    sources = [text.source for text in data.train if isinstance(text, ParallelText)]
-    return p99_sentences(chain.from_iterable(map(read_lines, sources))) if sources else None
+    texts = [text for text in data.train if not isinstance(text, PlainText)]
+    return p99_sentences(source for source, _ in read_texts(texts)) if texts else None
 
 
 def report_side(tokenizer: Tokenizer, lines: Sequence[str], num_sentences: int) -> VocabularyReport:
@@ -137,7 +137,7 @@ def report_sides(
     return {
         name: report_side(tokenizer, [pair[side] for pair in sample], num_sentences)
         for side, (name, tokenizer) in enumerate(sides.items())
-        if side < len(texts[0].files)
+        if side < texts[0].num_sides
     }
 
 

@@ -29,12 +29,12 @@ from tformer_cli.config.schema.data import (
     DataConfig,
     FilterConfig,
     Text,
-    TrainingText,
+    TrainingBitext,
     tag_names,
 )
 from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
 from tformer_cli.corpus.prefetch import chunks, delayed
-from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_changed, text_checksums
+from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, reading_checksums, text_changed
 from tformer_cli.corpus.store import (
     OFFSET_DTYPE,
     SIDES,
@@ -110,16 +110,16 @@ def evaluation_store(
         for sides in [encode_sides(rows, tokenizers)]
         for pair in zip(sides[0], sides[-1], strict=True)
     )
-    files = list(text.files.values())
     if len(store) == 0:
-        raise DataError(str(files[0]), "no lines", remedy="name a file with text")
+        raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
     if tags:
         store = replace(store, tags=PairTags.of_runs([len(store)], [tags]))
     if max_length is not None:
         sides = store.source_lengths + 1, store.target_lengths + 1
-        for file, lengths in zip(files, sides, strict=False):
-            for line in np.flatnonzero(lengths > max_length):
-                raise too_long_error(f"{file}:{line + 1}", int(lengths[line]), max_length)
+        for side, lengths in enumerate(sides[: text.num_sides]):
+            for index in np.flatnonzero(lengths > max_length).tolist():
+                where = text.locations(index)[side]
+                raise too_long_error(where, int(lengths[index]), max_length)
     return store
 
 
@@ -151,7 +151,7 @@ def load_or_build_store(
     for the weights of the texts.
     """
     names = tag_names(texts)
-    tags = [tag_ids(text.tags, names) if isinstance(text, TrainingText) else () for text in texts]
+    tags = [tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else () for text in texts]
     weights_of = weights_of or (lambda num_pairs: [text.weight for text in texts])
     open_or_none = partial(open_store, weights_of=weights_of, tags=tags)
     with storage_errors(stores):
@@ -215,7 +215,7 @@ class StoreWriter:
                 bar.update(report.seen)
         report = sum(map(_total, self.reports), FilterReport())
         if report.seen == 0:
-            files = ", ".join(str(next(iter(text.files.values()))) for text in self.texts)
+            files = ", ".join(str(text.source_file) for text in self.texts)
             raise DataError("data.train", "no lines", got=files, remedy="name files with text")
         if report.kept == 0:
             what = "nothing is left after the filters"
@@ -232,7 +232,7 @@ class StoreWriter:
 
     @property
     def _num_sides(self) -> int:
-        return len(self.texts[0].files)
+        return self.texts[0].num_sides
 
     def _encode(
         self, jobs: Iterable[ShardJob], num_processes: int
@@ -359,7 +359,7 @@ def _key(
     """Return a hash of all that a store depends on."""
     content = {
         "format": STORE_VERSION,
-        "texts": [text_checksums(list(text.files.values()), stores) for text in texts],
+        "texts": [reading_checksums(text, stores) for text in texts],
         "tokenizers": tokenizers.fingerprint,
         "filters": asdict(filters),
     }

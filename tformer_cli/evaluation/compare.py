@@ -10,7 +10,8 @@ import numpy as np
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import BleuTokenizer, EvaluationConfig
-from tformer_cli.corpus.reader import read_lines, read_pairs
+from tformer_cli.corpus.lines import read_lines
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import DataError, UsageError, check_choice
 from tformer_cli.evaluation.evaluate import texts_of_split
 from tformer_cli.evaluation.metrics import Metric, Score, Scores, Statistics, build_metric
@@ -241,13 +242,13 @@ def _common_names(texts: Sequence[Mapping[str, object]]) -> list[str]:
 
 def _common_references(runs: Sequence[ModelFiles], name: str) -> dict[Path, list[str]]:
     texts = [texts_of_split(run.config, name)[name] for run in runs]
-    first, *others = [[target for _, target in read_pairs(*text.files.values())] for text in texts]
+    first, *others = [[target for _, target in read_texts([text])] for text in texts]
     for run, text, other in zip(runs[1:], texts[1:], others, strict=True):
         if other != first:
             what = f"has other references of {name} than {runs[0].run.path}"
             remedy = "compare runs on the same test set"
-            raise UsageError(str(run.run.path), what, got=str(text.target), remedy=remedy)
-    return {texts[0].target: first}
+            raise UsageError(str(run.run.path), what, got=str(text.target_file), remedy=remedy)
+    return {texts[0].target_file: first}
 
 
 def read_translations(file: Path, references: Mapping[Path, Sequence[str]]) -> list[str]:

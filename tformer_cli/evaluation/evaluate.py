@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
+from tformer_cli.config.schema.data import Bitext, DataConfig, PlainText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.batch import Batch, batches_in_order
 from tformer_cli.corpus.held_out import overlap_warnings
-from tformer_cli.corpus.reader import read_lines, read_pairs, read_texts
+from tformer_cli.corpus.lines import read_lines
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import autocast, resolve_device, resolve_precision
@@ -89,7 +90,7 @@ class Evaluation:
     mbr: MBR | None
     num_models: int
     step: int
-    text: ParallelText
+    text: Bitext
     metrics: tuple[Metric, ...]
     fingerprint: str
 
@@ -154,7 +155,7 @@ class Evaluator:
 
     def evaluate(
         self,
-        text: ParallelText,
+        text: Bitext,
         metrics: Sequence[Metric],
         *,
         decoding: DecodingConfig | None = None,
@@ -184,7 +185,7 @@ class Evaluator:
             precision=self.precision,
             world=world,
         )
-        sources, references = zip(*read_pairs(text.source, text.target), strict=True)
+        sources, references = zip(*read_texts([text]), strict=True)
         on_start(len(sources))
         search = config.decoding if decoding is None else decoding
         translations = translator.nbest(
@@ -193,7 +194,7 @@ class Evaluator:
             decoding=search,
             mbr=mbr,
             scored=False,
-            name=str(text.source),
+            name=str(text.source_file),
             first_line=1 + world.rank,
             line_stride=world.size,
             on_done=on_done,
@@ -212,22 +213,22 @@ class Evaluator:
             text=text,
             metrics=tuple(metrics),
             fingerprint=translation_fingerprint(
-                self.fingerprints, text.source, search, mbr, self.precision, hypotheses
+                self.fingerprints, text, search, mbr, self.precision, hypotheses
             ),
         )
 
 
 def translation_fingerprint(
     models: tuple[str, ...],
-    source: Path,
+    text: Bitext,
     decoding: DecodingConfig,
     mbr: MBR | None,
     precision: torch.dtype,
     hypotheses: tuple[str, ...],
 ) -> str:
     """Return a hash of translations and of all that determined them; models by fingerprint."""
-    content = (models, file_checksum(source), decoding, mbr, precision, hypotheses)
-    return hashlib.sha256(repr(content).encode()).hexdigest()
+    content = (models, file_checksum(text.source_file), decoding, mbr, precision, hypotheses)
+    return hashlib.sha256(f"{content!r}{text.reading}".encode()).hexdigest()
 
 
 def save_evaluation(evaluation: Evaluation, run: RunDirectory, name: str) -> None:
@@ -243,7 +244,7 @@ def hypothesis_file(run: RunDirectory, name: str) -> Path:
 
 
 def saved_hypotheses(
-    files: ModelFiles, name: str, source: Path, precision: torch.dtype
+    files: ModelFiles, name: str, text: Bitext, precision: torch.dtype
 ) -> tuple[str, ...] | None:
     """Return the saved translations of a text if they are those of this model by its own search."""
     try:
@@ -252,7 +253,7 @@ def saved_hypotheses(
     except (OSError, ValueError, KeyError, TypeError, DataError):
         return None
     models, decoding = (files.fingerprint,), files.config.decoding
-    expected = translation_fingerprint(models, source, decoding, None, precision, hypotheses)
+    expected = translation_fingerprint(models, text, decoding, None, precision, hypotheses)
     return hypotheses if fingerprint == expected else None
 
 
@@ -276,7 +277,7 @@ def own_translations(
     config = files.config
     text = texts_of_split(config, name)[name]
     precision = resolve_precision(None, resolve_device(device))
-    saved = saved_hypotheses(files, name, text.source, precision)
+    saved = saved_hypotheses(files, name, text, precision)
     if saved is not None:
         return saved
     log(f"{files.run.path}: translating {name}")
@@ -382,10 +383,10 @@ def warn_of_overlap(
             on_warning(warning)
 
 
-def texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]:
+def texts_of_split(config: Config, split: str | None) -> dict[str, Bitext]:
     """Return the texts of a split by name: `valid`, `test` (all test sets), or that of one."""
     test = dict(config.data.test)
-    valid = {n: x for n, x in config.data.valid_texts.items() if isinstance(x, ParallelText)}
+    valid = {n: x for n, x in config.data.valid_texts.items() if not isinstance(x, PlainText)}
     splits = {name: {name: text} for name, text in (test | valid).items()}
     splits |= {"test": test, "valid": valid}
     texts = test if split is None else splits.get(split)

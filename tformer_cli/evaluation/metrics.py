@@ -15,9 +15,9 @@ from sacrebleu.metrics.ter import TER
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config, EvaluationConfig
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.data import Bitext, PlainText
 from tformer_cli.corpus.held_out import counted, overlap_warnings
-from tformer_cli.corpus.reader import read_lines, read_texts
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.text.language import base_language, is_language_code, language_of_script
 
@@ -195,24 +195,24 @@ def config_warnings(
 
 def _language_warnings(config: Config) -> Iterator[Problem]:
     data = config.data
-    for number, side in enumerate(("source", "target")[: len(data.train[0].files)]):
+    for number, side in enumerate(("source", "target")[: data.train[0].num_sides]):
         for language in dict.fromkeys(direction[number] for direction in data.directions):
             if not is_language_code(language):
                 remedy = "write en, for instance"
                 yield Problem(f"data.{side}_language", "is not an ISO code", language, remedy)
     for text in data.valid_texts.values():
-        if isinstance(text, ParallelText):
+        if not isinstance(text, PlainText):
             yield from _tokenizer_warnings(config, text)
 
 
-def _tokenizer_warnings(config: Config, text: ParallelText) -> Iterator[Problem]:
+def _tokenizer_warnings(config: Config, text: Bitext) -> Iterator[Problem]:
     _, target = config.data.direction_of(text)
     try:
         bleu = build_metric("bleu", config.evaluation, target)
     except ConfigError as error:
         yield from error.problems
         return
-    script = language_of_script(read_lines(text.target))
+    script = language_of_script(target for _, target in read_texts([text]))
     if "13a" in bleu.options and script in TOKENIZERS_BY_LANGUAGE:
         what = f"splits words at spaces, but the target looks like language {script}"
         remedy = f"write data.target_language: {script}"

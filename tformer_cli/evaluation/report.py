@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText
-from tformer_cli.corpus.reader import read_pairs, read_texts
+from tformer_cli.config.schema.data import Bitext, DataConfig
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.evaluation import analysis
 from tformer_cli.evaluation.analysis import Bucket, Finding, Terms
@@ -167,7 +167,7 @@ def report(
     )
     data = files.config.data
     languages = data.direction_of(text)
-    sources, references = zip(*read_pairs(text.source, text.target), strict=True)
+    sources, references = zip(*read_texts([text]), strict=True)
     lines = Lines(languages, sources, [references], {str(run): hypotheses})
     statistics = [
         metric.statistics(lines.systems, [references])
@@ -281,11 +281,11 @@ def _common_lines(
         return Lines(("", language_of_script(references[0]) or ""), (), references, systems)
     config = runs[0].config
     text = texts_of_split(config, name)[name]
-    sources = [source for source, _ in read_pairs(text.source, text.target)]
+    sources = [source for source, _ in read_texts([text])]
     return Lines(config.data.direction_of(text), sources, references, systems)
 
 
-def _text(config: Config, split: str | None) -> tuple[str, ParallelText]:
+def _text(config: Config, split: str | None) -> tuple[str, Bitext]:
     """Return the name and the files of the one text of a split."""
     texts = texts_of_split(config, split or ("test" if config.data.test else "valid"))
     if len(texts) > 1:
@@ -364,12 +364,12 @@ def _scores(buckets: Iterable[Bucket], statistics: Sequence[Statistics]) -> Buck
     }
 
 
-def _facts(files: ModelFiles, text: ParallelText, num_sentences: int) -> dict[str, str]:
+def _facts(files: ModelFiles, text: Bitext, num_sentences: int) -> dict[str, str]:
     data = files.config.data
     return {
         "run": str(files.run.path),
         "checkpoint": f"{files.checkpoint} (step {files.step:,})",
-        "text": f"{text.source}, {text.target}",
+        "text": ", ".join(map(str, text.files.values())),
         "sentences": f"{num_sentences:,}",
         "languages": " to ".join(data.direction_of(text)),
         "search": _search(files.config),

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from tformer_cli.config.load import as_plain, to_yaml
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.data import Bitext
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.evaluation.compare import SIGNIFICANCE_LEVEL, compare_systems
 from tformer_cli.evaluation.metrics import Metric, Score
@@ -44,7 +44,7 @@ class Tuning:
             resampling; None if the run's own is the best.
     """
 
-    text: ParallelText
+    text: Bitext
     trials: tuple[Trial, ...]
     best: Trial
     p_value: float | None
@@ -84,7 +84,7 @@ class Tuning:
 
 def tune_search(
     translator: Translator,
-    text: ParallelText,
+    text: Bitext,
     metric: Metric,
     *,
     beam_sizes: Sequence[int] = (),
@@ -98,9 +98,9 @@ def tune_search(
     for all length penalties but 0. `on_done` is called with the number of lines of each trial
     whenever some are done; `on_warning` as by a translator, once for each problem.
     """
-    pairs = list(read_pairs(text.source, text.target))
+    pairs = list(read_texts([text]))
     if not pairs:
-        raise DataError(str(text.source), "no lines", remedy="name a file with text")
+        raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
     sources, references = zip(*pairs, strict=True)
     cached = copy.copy(translator)
     cached.engine = translator.engine.with_cache()
@@ -122,7 +122,7 @@ def tune_search(
                 hypotheses[search] = cached.translate(
                     sources,
                     decoding=search,
-                    name=str(text.source),
+                    name=str(text.source_file),
                     on_done=on_done,
                     on_warning=warn_once,
                 )
@@ -145,7 +145,7 @@ def tune_search(
     if best.decoding != own:
         systems = {"own": hypotheses[own], "best": hypotheses[best.decoding]}
         statistics = metric.statistics(systems, [references])
-        comparison = compare_systems(str(text.source), [statistics])
+        comparison = compare_systems(str(text.source_file), [statistics])
         _, scored = comparison.scores[metric.name]
         assert scored.contrast is not None, "the second system is compared with the first"
         p_value = scored.contrast.p_bootstrap

@@ -9,8 +9,9 @@ import torch
 
 from tformer_cli.choices import FormatName, Quantization
 from tformer_cli.config.load import dump_config
-from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.corpus.reader import read_lines, read_pairs
+from tformer_cli.config.schema.data import Bitext, PlainText
+from tformer_cli.corpus.lines import read_lines
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, DataError, UsageError
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.argos import ArgosFormat, read_argos
@@ -103,12 +104,14 @@ def build_format(name: FormatName, quantization: Quantization) -> Format:
 
 
 def _check_text(trained: TrainedModel, file: Path | None, num_lines: int) -> CheckText:
-    source = _valid(trained).source if file is None else file
+    valid = _valid(trained)
+    source = valid.source_file if file is None else file
     if file is None and not source.exists():
         what = "does not exist, so the export cannot be checked"
         raise DataError(str(source), what, remedy="name a text by `check_file`")
+    lines = read_lines(source) if file else (line for line, _ in read_texts([valid]))
     return CheckText.of(
-        list(itertools.islice(read_lines(source), num_lines)),
+        list(itertools.islice(lines, num_lines)),
         trained.tokenizers,
         name=str(source),
         max_length=trained.config.data.filters.max_length,
@@ -118,16 +121,15 @@ def _check_text(trained: TrainedModel, file: Path | None, num_lines: int) -> Che
 
 def _references(trained: TrainedModel, text: CheckText) -> list[str]:
     """Return the targets of the checked lines of the validation text."""
-    valid = _valid(trained)
-    pairs = itertools.islice(read_pairs(valid.source, valid.target), text.numbers[-1])
+    pairs = itertools.islice(read_texts([_valid(trained)]), text.numbers[-1])
     targets = [target for _, target in pairs]
     return [targets[number - 1] for number in text.numbers]
 
 
-def _valid(trained: TrainedModel) -> ParallelText:
+def _valid(trained: TrainedModel) -> Bitext:
     """Return the validation text that an export is checked by: the first of a list."""
     valid = next(iter(trained.config.data.valid_texts.values()))
-    assert isinstance(valid, ParallelText), "a model that translates was trained on translations"
+    assert not isinstance(valid, PlainText), "a model that translates was trained on translations"
     return valid
 
 

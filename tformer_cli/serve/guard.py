@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tformer_cli.corpus.reader import read_lines
+from tformer_cli.corpus.lines import read_lines
 from tformer_cli.errors import DataError
 from tformer_cli.serve.refusal import Forbidden, Misdirected, Refusal, Unauthorized, refusal_answer
 

@@ -29,7 +29,24 @@ _THREE_LETTER_ENDING = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
 # Endings that describe preprocessing, not the language.
 _NEUTRAL_ENDINGS = frozenset(
-    ["gz", "txt", "text", "tok", "norm", "tc", "lc", "true", "clean", "raw", "bpe", "sp", "snt"]
+    [
+        "gz",
+        "bz2",
+        "xz",
+        "zst",
+        "txt",
+        "text",
+        "tok",
+        "norm",
+        "tc",
+        "lc",
+        "true",
+        "clean",
+        "raw",
+        "bpe",
+        "sp",
+        "snt",
+    ]
 )
 
 # First word of the Unicode names of a script's letters -> the only language in that script.
@@ -117,6 +134,15 @@ def language_of_name(file: Path) -> str | None:
             return ending
         if ending.lower() not in _NEUTRAL_ENDINGS:
             return None
+    return None
+
+
+def languages_of_name(file: Path) -> tuple[str, str] | None:
+    """Return the ISO codes of a pair in a file name, such as `en-de.tmx` or `news.de-en.tsv`."""
+    for part in file.name.lower().split("."):
+        codes = part.split("-")
+        if len(codes) == 2 and _CODES.issuperset(codes):
+            return codes[0], codes[1]
     return None
 
 

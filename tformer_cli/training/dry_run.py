@@ -5,17 +5,17 @@ import itertools
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import AnyTrainingText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.reader import read_rows
@@ -250,11 +250,18 @@ def _sample(config: Config, folder: Path) -> tuple[Config, int]:
     texts = []
     for number, text in enumerate(data.train):
         chosen = [pair for text_number, pair in sample if text_number == number]
-        files: dict[str, Any] = {side: folder / f"{number}.{side}" for side in text.files}
-        for side, file in enumerate(files.values()):
+        files = [folder / f"{number}.{side}" for side in range(text.num_sides)]
+        for side, file in enumerate(files):
             write_text(file, "".join(f"{pair[side]}\n" for pair in chosen))
-        texts.append(replace(text, **files))
+        texts.append(_with_lines_of(text, files))
     return replace(config, data=replace(data, train=tuple(texts))), num_pairs
+
+
+def _with_lines_of(text: AnyTrainingText, files: Sequence[Path]) -> AnyTrainingText:
+    """Return a training text with plain files, one a side."""
+    if isinstance(text, PlainTrainingText):
+        return replace(text, text=files[0])
+    return TrainingText(source=files[0], target=files[1], weight=text.weight, tags=text.tags)
 
 
 def worst_case_steps(

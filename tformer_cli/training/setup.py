@@ -24,7 +24,7 @@ from tformer_cli.corpus.batch import (
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.noise import ExampleNoise, Masking
 from tformer_cli.corpus.prefetch import prefetch
-from tformer_cli.corpus.reader import read_texts, text_checksums
+from tformer_cli.corpus.reader import read_texts, reading_checksums
 from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import BidirectionalStore, TokenStore
 from tformer_cli.corpus.store_builder import training_store
@@ -290,7 +290,7 @@ def origin_of(config: Config, pretrained: RunDirectory | None, stores: Path) -> 
     return {
         "tokenizer": as_plain(config.tokenizer),
         "seed": config.seed,
-        "texts": [text_checksums(list(text.files.values()), stores) for text in config.data.train],
+        "texts": [reading_checksums(text, stores) for text in config.data.train],
         "pretrained": pretrained and load_tokenizers(pretrained.tokenizer).fingerprint,
     }
 

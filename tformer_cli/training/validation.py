@@ -11,12 +11,12 @@ import torch
 
 from tformer_cli.config.renamed import former_repr
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import ParallelText, PlainText
+from tformer_cli.config.schema.data import Bitext, PlainText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.noise import Masking
-from tformer_cli.corpus.reader import read_pairs, read_rows
+from tformer_cli.corpus.reader import read_rows, read_texts
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.distributed import SINGLE_PROCESS, World
@@ -113,7 +113,7 @@ def validate(
         validations[name.removeprefix("valid.")] = Validation(
             evaluation.likelihood, tuple(evaluation.scores.values()), evaluation.hypotheses
         )
-    return validations["valid"] if isinstance(text, ParallelText) else Validation.mean(validations)
+    return Validation.mean(validations) if isinstance(text, tuple) else validations["valid"]
 
 
 def check_metric(config: Config) -> None:
@@ -121,13 +121,13 @@ def check_metric(config: Config) -> None:
     _metrics(config)
 
 
-def _metrics(config: Config) -> dict[str, tuple[ParallelText, Metric]]:
+def _metrics(config: Config) -> dict[str, tuple[Bitext, Metric]]:
     """Return each parallel validation text, by name, with BLEU for its target language."""
     data = config.data
     return {
         name: (text, build_metric("bleu", config.evaluation, data.direction_of(text)[1]))
         for name, text in data.valid_texts.items()
-        if isinstance(text, ParallelText)
+        if not isinstance(text, PlainText)
     }
 
 
@@ -207,9 +207,7 @@ def sample_translations(validation: Validation, config: Config) -> list[tuple[st
 
     They are the same lines each time. Monolingual text has none.
     """
-    pairs = [
-        pair for text, _ in _metrics(config).values() for pair in read_pairs(*text.files.values())
-    ]
+    pairs = list(read_texts(text for text, _ in _metrics(config).values()))
     count = min(config.training.sample_translations, len(pairs))
     indices = [i * len(pairs) // count for i in range(count)]
     return [(*pairs[index], validation.hypotheses[index]) for index in indices]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from tformer_cli.choices import Backend, Quantization
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.data import PlainText
 from tformer_cli.errors import (
     CheckpointError,
     ExportError,
@@ -238,7 +238,7 @@ def checked_engine_of_run(
         folder = checked_export(files, quantization)
         if not folder.is_dir():
             valid = next(iter(files.config.data.valid_texts.values()))
-            if not isinstance(valid, ParallelText) or not valid.source.is_file():
+            if isinstance(valid, PlainText) or not valid.source_file.is_file():
                 return None
             _write_checked_export(files, quantization, folder, log)
         return CTranslate2Engine.load(folder, files.config.model, files.tokenizers, quantization)

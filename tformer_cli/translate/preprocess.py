@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from tformer_cli.choices import LongLines
-from tformer_cli.corpus.reader import has_pipe, read_beside, read_lines
+from tformer_cli.corpus.lines import read_lines
+from tformer_cli.corpus.reader import has_pipe, read_beside
 from tformer_cli.errors import (
     DataError,
     Problem,

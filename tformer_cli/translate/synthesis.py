@@ -21,8 +21,8 @@ from tformer_cli.choices import Backend
 from tformer_cli.config.load import as_plain, to_yaml
 from tformer_cli.config.schema.data import TrainingText
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.prefetch import chunks
-from tformer_cli.corpus.reader import read_lines
 from tformer_cli.distributed import process_group
 from tformer_cli.errors import Problem, UsageError, check_choice
 from tformer_cli.storage.atomic import file_checksum, open_atomic

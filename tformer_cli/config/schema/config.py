@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
+from tformer_cli.config.schema.data import DataConfig, PlainText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.fields import CountOrZero, Seed
 from tformer_cli.config.schema.model import (
@@ -143,7 +143,7 @@ class Config:
 
     def _conflicts_of_masking(self) -> Iterator[Problem]:
         for key, text in self.data.texts().items():
-            if isinstance(text, ParallelText):
+            if not isinstance(text, PlainText):
                 yield Problem(
                     f"data.{key}",
                     "must be a monolingual text with model.kind masked_encoder",

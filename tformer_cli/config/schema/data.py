@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, Bounds, Count, PositiveFloat
 from tformer_cli.errors import Problem
@@ -15,18 +15,63 @@ from tformer_cli.errors import Problem
 MAX_TAGS = 10
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelText:
-    """Two line-aligned text files."""
+class TextFiles:
+    """What all texts have: files."""
 
-    source: Path
-    """Source file: plain text or gzip (`.gz`), UTF-8, one sentence per line."""
-    target: Path
-    """Target file: line n is the translation of source line n."""
+    __slots__ = ()
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files by key."""
+        raise NotImplementedError
+
+    @property
+    def source_file(self) -> Path:
+        """The file of the source lines."""
+        return next(iter(self.files.values()))
+
+    @property
+    def target_file(self) -> Path:
+        """The file of the target lines."""
+        return list(self.files.values())[-1]
+
+    @property
+    def num_sides(self) -> int:
+        """2 of parallel text, 1 of monolingual text."""
+        return 2
+
+    @property
+    def reading(self) -> str:
+        """What decides how the files are read, besides their content; empty for lines."""
+        return ""
+
+    def locations(self, index: int) -> list[str]:
+        """Return where each side of a row is, for messages."""
+        return [f"{file}:{index + 1}" for file in self.files.values()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directed(TextFiles):
+    """The languages of a parallel text."""
+
+    # Without slots of its own, it can be a base beside a class that has some.
+    __slots__ = ()
+
     source_language: str | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
     """ISO code of its source language; null for that of `data`."""
     target_language: str | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
     """ISO code of its target language; null for that of `data`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelText(Directed):
+    """Two line-aligned text files."""
+
+    source: Path
+    """Source file: plain text, also compressed (`.gz`, `.bz2`, `.xz`, `.zst`), UTF-8, one sentence
+    per line."""
+    target: Path
+    """Target file: line n is the translation of source line n."""
 
     @property
     def files(self) -> dict[str, Path]:
@@ -35,11 +80,50 @@ class ParallelText:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlainText:
+class PairsFile(Directed):
+    """A file that holds both sides of a parallel text."""
+
+    pairs: Path
+    """File of both sides, instead of source and target: TSV, CSV, JSON Lines, TMX or XLIFF, also
+    compressed; a zip with a file for each language (OPUS); Parquet or Arrow."""
+    source_field: str | None = None
+    """Source column, by name or number from 1, or JSON key path (`translation.en`); null for the
+    language, `source`, `src`, or column 1."""
+    target_field: str | None = None
+    """Target column or key path; null for the language, `target`, `tgt`, `trg`, or column 2."""
+    languages: tuple[str, str] | None = None
+    """Languages of source and target as the file names them; null for `source_language` and
+    `target_language`."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """A record without a pair stops the program, or is skipped and counted in a warning."""
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The file by key."""
+        return {"pairs": self.pairs}
+
+    @property
+    def reading(self) -> str:
+        """All keys but the path, and the endings that tell the format."""
+        fields = self.source_field, self.target_field, self.languages, self.on_error
+        return json.dumps([self.pairs.suffixes, *fields])
+
+    def locations(self, index: int) -> list[str]:
+        """Return the number of a pair, twice: records may take several lines, or none."""
+        return [f"{self.pairs}, pair {index + 1}"] * 2
+
+    def conflicts(self) -> Iterator[Problem]:
+        if (self.source_field is None) != (self.target_field is None):
+            missing = "source_field" if self.source_field is None else "target_field"
+            yield Problem(missing, "is required beside the field of the other side")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainText(TextFiles):
     """A monolingual text in the source language."""
 
     text: Path
-    """Text file of a masked_encoder, instead of source and target: plain text or gzip (`.gz`),
+    """Text file of a masked_encoder, instead of source and target: plain text, also compressed,
     UTF-8, one sentence per line, in the source language."""
 
     @property
@@ -47,13 +131,28 @@ class PlainText:
         """The file by key."""
         return {"text": self.text}
 
+    @property
+    def num_sides(self) -> int:
+        """1: source lines."""
+        return 1
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingText(ParallelText):
-    """A parallel text to train on, with its weight and its tags."""
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted:
+    """The weight of a training text."""
+
+    __slots__ = ()
 
     weight: PositiveFloat = 1.0
     """Repetitions of each line per epoch; 2.5 is two or three, sampled for each epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged(Weighted):
+    """The weight and the tags of a parallel text to train on."""
+
+    __slots__ = ()
+
     tags: tuple[str, ...] = ()
     """Names of reserved tokens that each source begins with, such as `[back-translated]` (Caswell
     et al. 2019); at most 10 different ones in `data.train`."""
@@ -68,18 +167,35 @@ class TrainingText(ParallelText):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlainTrainingText(PlainText):
-    """A monolingual text to train on, with its weight."""
+class TrainingText(Tagged, ParallelText):
+    """A parallel text to train on, with its weight and its tags."""
 
-    weight: PositiveFloat = 1.0
-    """Repetitions of each line per epoch; 2.5 is two or three, sampled for each epoch."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPairsFile(Tagged, PairsFile):
+    """A file of pairs to train on, with its weight and its tags."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from PairsFile.conflicts(self)
+        yield from Tagged.conflicts(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainTrainingText(Weighted, PlainText):
+    """A monolingual text to train on, with its weight."""
 
 
 # Source and target language.
 Direction = tuple[str, str]
-Text = ParallelText | PlainText
-AnyTrainingText = TrainingText | PlainTrainingText
+Bitext = ParallelText | PairsFile
+Text = Bitext | PlainText
+TrainingBitext = TrainingText | TrainingPairsFile
+AnyTrainingText = TrainingBitext | PlainTrainingText
 _Text = TypeVar("_Text", bound=Text)
+
+
+class _Change(Protocol):
+    def __call__(self, text: _Text, /) -> _Text: ...
 
 
 def target_token(language: str) -> str:
@@ -89,7 +205,7 @@ def target_token(language: str) -> str:
 
 def tag_names(texts: Sequence[AnyTrainingText]) -> tuple[str, ...]:
     """Return all tags of training texts, in the order of their first appearance."""
-    tags = (name for text in texts if isinstance(text, TrainingText) for name in text.tags)
+    tags = (name for text in texts if isinstance(text, TrainingBitext) for name in text.tags)
     return tuple(dict.fromkeys(tags))
 
 
@@ -130,11 +246,11 @@ class DataConfig:
     root: Path | None = None
     """Folder that the paths below are relative to; null for the folder of the config file."""
     train: tuple[AnyTrainingText, ...]
-    """Training texts."""
-    valid: Text | tuple[ParallelText, ...]
+    """Training texts. `*` and `?` in a path make a text of each match, in sorted order."""
+    valid: Text | tuple[Bitext, ...]
     """Validation text, which selects the best checkpoint; or a list of texts, one for each
     direction, which select it by the mean of their scores."""
-    test: dict[str, ParallelText] = field(default_factory=dict)
+    test: dict[str, Bitext] = field(default_factory=dict)
     """Named test sets for `tformer eval`."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """Filters of training pairs."""
@@ -177,7 +293,7 @@ class DataConfig:
 
         With several target languages, the first one is that of the language.
         """
-        own = text.tags if isinstance(text, TrainingText) else ()
+        own = text.tags if isinstance(text, TrainingBitext) else ()
         if len(self.targets) < 2:
             return own
         return target_token(self.direction_of(text)[1]), *own
@@ -186,7 +302,7 @@ class DataConfig:
     def tagged_train(self) -> tuple[AnyTrainingText, ...]:
         """The training texts, each with all its tags."""
         return tuple(
-            replace(text, tags=self.tags_of(text)) if isinstance(text, TrainingText) else text
+            replace(text, tags=self.tags_of(text)) if isinstance(text, TrainingBitext) else text
             for text in self.train
         )
 
@@ -227,13 +343,26 @@ class DataConfig:
             files: dict[str, Any] = {side: path_of(file) for side, file in text.files.items()}
             return replace(text, **files)
 
+        return self._with_texts(moved)
+
+    def with_languages(self) -> Self:
+        """Return the data with `languages` of each file of pairs."""
+        return self._with_texts(self.language_set)
+
+    def language_set(self, text: _Text) -> _Text:
+        """Return a text with `languages` if it is a file of pairs without."""
+        if not isinstance(text, PairsFile) or text.languages is not None:
+            return text
+        return replace(text, languages=self.direction_of(text))
+
+    def _with_texts(self, changed: _Change) -> Self:
         return replace(
             self,
-            train=tuple(map(moved, self.train)),
-            valid=tuple(map(moved, self.valid))
+            train=tuple(map(changed, self.train)),
+            valid=tuple(map(changed, self.valid))
             if isinstance(self.valid, tuple)
-            else moved(self.valid),
-            test={name: moved(text) for name, text in self.test.items()},
+            else changed(self.valid),
+            test={name: changed(text) for name, text in self.test.items()},
         )
 
     def conflicts(self) -> Iterator[Problem]:

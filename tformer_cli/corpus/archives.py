@@ -1,0 +1,86 @@
+"""Records of zips with two line-aligned files, and of Parquet and Arrow files."""
+
+import contextlib
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import Any
+
+from tformer_cli.config.schema.data import PairsFile
+from tformer_cli.corpus.lines import decoded_or_errors, read_errors, zip_lines
+from tformer_cli.corpus.tables import Record, choose_fields
+from tformer_cli.errors import DataError
+from tformer_cli.extras import package
+
+
+def read_zip(text: PairsFile) -> Iterator[Record]:
+    """Yield the records of a zip as of OPUS: two files, each with the ending of a language."""
+    path = text.pairs
+    with _zip_errors(path), path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        members = [_member(archive, path, code) for code in text.languages or ("source", "target")]
+        names = [path / member for member in members]
+        with archive.open(members[0]) as source, archive.open(members[1]) as target:
+            streams = zip((source, target), names, strict=True)
+            sides = [decoded_or_errors(stream, str(name)) for stream, name in streams]
+            for pair in zip_lines(sides[0], sides[1], *names):
+                first, second = pair
+                if isinstance(first, DataError) or isinstance(second, DataError):
+                    yield first if isinstance(first, DataError) else second  # type: ignore[misc]
+                else:
+                    yield first, second
+
+
+def read_parquet(text: PairsFile) -> Iterator[Record]:
+    """Yield the records of a Parquet file."""
+    package("pyarrow", "corpora")
+    parquet = import_module("pyarrow.parquet")
+    with _arrow_errors(text.pairs), parquet.ParquetFile(text.pairs) as file:
+        yield from choose_fields(_rows(file.iter_batches(1024), text.pairs), text)
+
+
+def read_arrow(text: PairsFile) -> Iterator[Record]:
+    """Yield the records of an Arrow stream, such as a file of a saved Hugging Face dataset."""
+    pyarrow = package("pyarrow", "corpora")
+    with _arrow_errors(text.pairs), pyarrow.memory_map(str(text.pairs)) as file:
+        yield from choose_fields(_rows(pyarrow.ipc.open_stream(file), text.pairs), text)
+
+
+def _rows(batches: Iterable[Any], path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{path}:{number}", row
+
+
+def _member(archive: zipfile.ZipFile, path: Path, language: str) -> str:
+    """Return the only file of a zip whose name ends in a language."""
+    names = archive.namelist()
+    ending = f".{language.lower()}"
+    matches = [name for name in names if PurePath(name).suffix.lower() == ending]
+    if len(matches) != 1:
+        got = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+        what = f"must hold one file whose name ends in {ending}"
+        raise DataError(str(path), what, got=got or "no files")
+    return matches[0]
+
+
+@contextlib.contextmanager
+def _zip_errors(path: Path) -> Iterator[None]:
+    try:
+        with read_errors(str(path)):
+            yield
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        what = "is a damaged or encrypted zip"
+        raise DataError(str(path), what, got=str(error), remedy="download it again") from None
+
+
+@contextlib.contextmanager
+def _arrow_errors(path: Path) -> Iterator[None]:
+    arrow_error = package("pyarrow", "corpora").ArrowException
+    try:
+        with read_errors(str(path)):
+            yield
+    except arrow_error as error:
+        raise DataError(str(path), "is damaged", got=str(error).split("\n")[0]) from None

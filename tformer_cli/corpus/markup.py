@@ -1,0 +1,194 @@
+"""Records of translation memories: TMX and XLIFF, read as a stream."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+from tformer_cli.config.schema.data import PairsFile
+from tformer_cli.corpus.lines import open_decompressed
+from tformer_cli.corpus.tables import Record
+from tformer_cli.errors import DataError
+
+# Elements of TMX and XLIFF whose content is markup of another format.
+_CODES = {"bpt", "ept", "ph", "it", "ut"}
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(slots=True)
+class _Unit:
+    """The texts of a unit by language, or by side, and the line where it begins."""
+
+    line: int
+    languages: tuple[str, str] = ("", "")
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def read_tmx(text: PairsFile) -> Iterator[Record]:
+    """Yield the records of a translation memory (TMX 1.4b): a `tu` each."""
+    languages = text.languages or ("source", "target")
+    for unit in _units(text, _TmxParser(str(text.pairs))):
+        sides = [_in_language(unit.texts, language) for language in languages]
+        missing = [code for code, side in zip(languages, sides, strict=True) if side is None]
+        if missing:
+            got = ", ".join(unit.texts) or "no text"
+            what = f"has no text in {' or '.join(missing)}"
+            yield DataError(f"{text.pairs}:{unit.line}", what, got=got)
+        else:
+            yield str(sides[0]), str(sides[1])
+
+
+def read_xliff(text: PairsFile) -> Iterator[Record]:
+    """Yield the records of an XLIFF file (1.2 or 2): a `trans-unit` or `segment` each."""
+    wanted = text.languages or ("", "")
+    for unit in _units(text, _XliffParser(str(text.pairs))):
+        where = f"{text.pairs}:{unit.line}"
+        missing = [side for side in ("source", "target") if side not in unit.texts]
+        if missing:
+            yield DataError(where, f"has no {' and no '.join(missing)}")
+        elif _match(unit.languages, wanted):
+            yield unit.texts["source"], unit.texts["target"]
+        elif _match(unit.languages, wanted[::-1]):
+            yield unit.texts["target"], unit.texts["source"]
+        else:
+            what = f"is not from {' to '.join(wanted)}"
+            yield DataError(where, what, got=" to ".join(unit.languages))
+
+
+class _UnitParser:
+    """Collects the units of an XML file from the events of expat."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.units: list[_Unit] = []
+        self.unit: _Unit | None = None
+        self.key: str | None = None  # of the text that is being read
+        self.num_codes = 0  # open elements whose content is markup
+        self.expat = expat.ParserCreate()
+        self.expat.buffer_text = True
+        self.expat.StartElementHandler = self._start
+        self.expat.EndElementHandler = self._end
+        self.expat.CharacterDataHandler = self._text
+        # Entities could grow without limit, or name other files.
+        self.expat.EntityDeclHandler = self._refuse_entity
+        self.expat.SkippedEntityHandler = self._refuse_entity
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Take the start of an element."""
+        raise NotImplementedError
+
+    def end(self, name: str) -> None:
+        """Take the end of an element."""
+        raise NotImplementedError
+
+    def begin_text(self, key: str) -> None:
+        """Collect what follows, unless the unit has such a text."""
+        if self.unit is not None and key not in self.unit.texts:
+            self.key = key
+            self.unit.texts[key] = ""
+
+    def end_unit(self) -> None:
+        """Add the unit to those that are complete."""
+        if self.unit is not None:
+            self.units.append(self.unit)
+        self.unit = None
+
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        name = name.rpartition(":")[2]
+        self.num_codes += name in _CODES
+        self.start(name, attributes)
+
+    def _end(self, name: str) -> None:
+        name = name.rpartition(":")[2]
+        self.num_codes -= name in _CODES
+        self.end(name)
+
+    def _text(self, data: str) -> None:
+        if self.unit is not None and self.key is not None and not self.num_codes:
+            self.unit.texts[self.key] += data
+
+    def _refuse_entity(self, entity: str, *_: object) -> None:
+        where = f"{self.name}:{self.expat.CurrentLineNumber}"
+        what = "has an entity that XML itself does not define"
+        raise DataError(where, what, got=entity, remedy="replace it by its text")
+
+
+class _TmxParser(_UnitParser):
+    language = ""
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if name == "tu":
+            self.unit = _Unit(self.expat.CurrentLineNumber)
+        elif name == "tuv":
+            self.language = attributes.get("xml:lang") or attributes.get("lang") or ""
+        elif name == "seg":
+            self.begin_text(self.language)
+
+    def end(self, name: str) -> None:
+        if name == "seg":
+            self.key = None
+        elif name == "tu":
+            self.end_unit()
+
+
+class _XliffParser(_UnitParser):
+    languages = ("", "")
+    num_alternatives = 0  # open `alt-trans`, which hold other translations
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if name in ("xliff", "file"):
+            source = attributes.get("source-language") or attributes.get("srcLang")
+            target = attributes.get("target-language") or attributes.get("trgLang")
+            self.languages = source or self.languages[0], target or self.languages[1]
+        elif name in ("trans-unit", "segment"):
+            self.unit = _Unit(self.expat.CurrentLineNumber, self.languages)
+        elif name == "alt-trans":
+            self.num_alternatives += 1
+        elif name in ("source", "target") and not self.num_alternatives:
+            self.begin_text(name)
+
+    def end(self, name: str) -> None:
+        if name == "alt-trans":
+            self.num_alternatives -= 1
+        elif name in ("source", "target"):
+            self.key = None
+        elif name in ("trans-unit", "segment"):
+            self.end_unit()
+
+
+def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
+    """Yield the units of an XML file as they are read.
+
+    Raises:
+        DataError: it is not well-formed, or uses entities of its own.
+    """
+    with open_decompressed(text.pairs) as stream:
+        is_final = False
+        while not is_final:
+            chunk = stream.read(_CHUNK_BYTES)
+            is_final = not chunk
+            try:
+                parser.expat.Parse(chunk, is_final)
+            except expat.ExpatError as error:
+                got = expat.ErrorString(error.code)
+                where = f"{text.pairs}:{error.lineno}"
+                raise DataError(where, "is not well-formed XML", got=got) from None
+            yield from parser.units
+            parser.units.clear()
+
+
+def _in_language(texts: Mapping[str, str], wanted: str) -> str | None:
+    """Return the text in a language: that of the same tag, else the first of the same language."""
+    same = [language for language in texts if _primary(language) == _primary(wanted)]
+    exact = [language for language in same if language.lower() == wanted.lower()]
+    return texts[(exact or same)[0]] if same else None
+
+
+def _match(languages: tuple[str, str], wanted: tuple[str, ...]) -> bool:
+    """Return whether two language tags have wanted primary subtags; a missing one matches."""
+    pairs = zip(languages, wanted, strict=True)
+    return all(not tag or not code or _primary(tag) == _primary(code) for tag, code in pairs)
+
+
+def _primary(tag: str) -> str:
+    """Return the primary subtag of a language tag (BCP 47): `de` of `de-AT`."""
+    return tag.lower().replace("_", "-").partition("-")[0]

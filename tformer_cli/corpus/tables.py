@@ -1,0 +1,177 @@
+"""Records of tables and JSON Lines, whose two fields are chosen by name or by number."""
+
+import csv
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tformer_cli.config.schema.data import PairsFile
+from tformer_cli.corpus.lines import decoded_or_errors, open_decompressed
+from tformer_cli.errors import DataError
+from tformer_cli.storage.atomic import parse_json
+
+if TYPE_CHECKING:
+    import _csv
+
+# A pair, or the error of a record that holds none.
+Record = tuple[str, str] | DataError
+# Where a record is, and its cells or its JSON object.
+_Row = tuple[str, Sequence[str]]
+_Object = tuple[str, Mapping[str, object]]
+
+# Names of both fields, tried after the languages.
+_SIDE_NAMES = (("source", "target"), ("src", "tgt"), ("src", "trg"))
+
+
+def read_tsv(text: PairsFile) -> Iterator[Record]:
+    """Yield the records of lines whose cells are separated by tabs; quotes are text."""
+    rows = _lines(text)
+    yield from _columns((row if isinstance(row, DataError) else _split(row) for row in rows), text)
+
+
+def read_csv(text: PairsFile) -> Iterator[Record]:
+    """Yield the records of a CSV file (RFC 4180) with commas, semicolons or tabs."""
+    with open_decompressed(text.pairs) as stream:
+        lines = (line.decode("utf-8", "surrogateescape") for line in stream)
+        first = next(lines, "").removeprefix("\ufeff")
+        delimiter = max(",;\t", key=first.count)
+        rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
+        yield from _columns(_csv_rows(rows, str(text.pairs)), text)
+
+
+def read_json_lines(text: PairsFile) -> Iterator[Record]:
+    """Yield the records of a file with one JSON object a line."""
+    rows = _lines(text)
+    objects = (row if isinstance(row, DataError) else _json_object(*row) for row in rows)
+    return choose_fields(objects, text)
+
+
+def choose_fields(objects: Iterable[_Object | DataError], text: PairsFile) -> Iterator[Record]:
+    """Yield two fields of each object: those of the first candidates that it has."""
+    candidates = _candidates(text)
+    for item in objects:
+        if isinstance(item, DataError):
+            yield item
+            continue
+        where, value = item
+        for paths in candidates:
+            source, target = (_at(value, path) for path in paths)
+            if isinstance(source, str) and isinstance(target, str):
+                # All records have the same fields.
+                candidates = [paths]
+                yield _encodable(source, target, where)
+                break
+        else:
+            what = f"has no text at {' and '.join(candidates[0])}"
+            remedy = "set `source_field` and `target_field`, such as translation.en"
+            yield DataError(where, what, got=", ".join(value) or "no keys", remedy=remedy)
+
+
+def _lines(text: PairsFile) -> Iterator[tuple[str, str] | DataError]:
+    """Yield where each line with text is, and the line, or its error."""
+    with open_decompressed(text.pairs) as stream:
+        for number, line in enumerate(decoded_or_errors(stream, str(text.pairs)), start=1):
+            if isinstance(line, DataError):
+                yield line
+            elif line:
+                yield f"{text.pairs}:{number}", line
+
+
+def _split(row: tuple[str, str]) -> _Row:
+    where, line = row
+    return where, line.split("\t")
+
+
+def _csv_rows(rows: "_csv.Reader", name: str) -> Iterator[_Row | DataError]:
+    while True:
+        where = f"{name}:{rows.line_num + 1}"
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield DataError(where, "is not CSV", got=str(error))
+            continue
+        if any(map(_has_surrogate, row)):
+            yield DataError(where, "not UTF-8", remedy="convert it")
+        elif row:
+            yield where, row
+
+
+def _columns(rows: Iterable[_Row | DataError], text: PairsFile) -> Iterator[Record]:
+    """Yield two columns of the rows."""
+    columns: tuple[int, int] | None = None
+    for row in rows:
+        if isinstance(row, DataError):
+            yield row
+            continue
+        where, cells = row
+        if columns is None:
+            columns, is_header = _chosen_columns(where, cells, text)
+            if is_header:
+                continue
+        if max(columns) < len(cells):
+            yield cells[columns[0]], cells[columns[1]]
+        else:
+            what = f"has no column {max(columns) + 1}"
+            yield DataError(where, what, got=f"{len(cells)} in all")
+
+
+def _chosen_columns(
+    where: str, cells: Sequence[str], text: PairsFile
+) -> tuple[tuple[int, int], bool]:
+    """Return the columns of both sides, and whether the first row names them."""
+    names = [cell.strip().lower() for cell in cells]
+    for source, target in _candidates(text):
+        if source.lower() in names and target.lower() in names:
+            return (names.index(source.lower()), names.index(target.lower())), True
+    fields = text.source_field or "1", text.target_field or "2"
+    if not all(field.isdecimal() and int(field) for field in fields):
+        what = f"names no columns {' and '.join(fields)}"
+        remedy = "write names of columns, or their numbers from 1"
+        raise DataError(where, what, got=", ".join(cells), remedy=remedy)
+    return (int(fields[0]) - 1, int(fields[1]) - 1), False
+
+
+def _candidates(text: PairsFile) -> list[tuple[str, str]]:
+    """Return the fields to look for, in their order."""
+    if text.source_field is not None and text.target_field is not None:
+        return [(text.source_field, text.target_field)]
+    if text.languages is None:
+        return list(_SIDE_NAMES)
+    source, target = text.languages
+    return [(source, target), (f"translation.{source}", f"translation.{target}"), *_SIDE_NAMES]
+
+
+def _json_object(where: str, line: str) -> _Object | DataError:
+    try:
+        value = parse_json(line)
+    except ValueError as error:
+        got = str(error).partition(": line 1")[0]
+        return DataError(where, "is not JSON", got=got, remedy="write an object a line")
+    if not isinstance(value, dict):
+        return DataError(where, "is not a JSON object", got=line[:40])
+    return where, value
+
+
+def _at(value: object, path: str) -> object:
+    """Return what is at a key path such as `translation.en`."""
+    if isinstance(value, Mapping) and path in value:
+        return value[path]
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _encodable(source: str, target: str, where: str) -> Record:
+    if _has_surrogate(source) or _has_surrogate(target):
+        return DataError(where, "has half of a surrogate pair, which is no character")
+    return source, target
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
