@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from tformer_cli.api import tune as tune
     from tformer_cli.config.load import load_config as load_config
     from tformer_cli.config.schema.config import Config as Config
+    from tformer_cli.config.schema.data import FilterConfig as FilterConfig
+    from tformer_cli.config.schema.data import PairsFile as PairsFile
+    from tformer_cli.config.schema.data import ParallelText as ParallelText
     from tformer_cli.config.schema.decoding import BeamConfig as BeamConfig
     from tformer_cli.config.schema.decoding import GreedyConfig as GreedyConfig
     from tformer_cli.config.schema.decoding import SampleConfig as SampleConfig
+    from tformer_cli.corpus.clean import Cleaning as Cleaning
+    from tformer_cli.corpus.clean import clean as clean
     from tformer_cli.corpus.statistics import VocabularyReport as VocabularyReport
     from tformer_cli.errors import Problem as Problem
     from tformer_cli.errors import TformerError as TformerError
@@ -47,11 +52,15 @@ __version__ = "0.1.0"
 # Module of each public name.
 _HOMES = {
     "BeamConfig": "tformer_cli.config.schema.decoding",
+    "Cleaning": "tformer_cli.corpus.clean",
     "Comparison": "tformer_cli.evaluation.compare",
     "Config": "tformer_cli.config.schema.config",
     "Evaluation": "tformer_cli.evaluation.evaluate",
+    "FilterConfig": "tformer_cli.config.schema.data",
     "GreedyConfig": "tformer_cli.config.schema.decoding",
     "MBR": "tformer_cli.translate.options",
+    "PairsFile": "tformer_cli.config.schema.data",
+    "ParallelText": "tformer_cli.config.schema.data",
     "Problem": "tformer_cli.errors",
     "Report": "tformer_cli.evaluation.report",
     "SampleConfig": "tformer_cli.config.schema.decoding",
@@ -66,6 +75,7 @@ _HOMES = {
     "Tuning": "tformer_cli.evaluation.tuning",
     "VocabularyReport": "tformer_cli.corpus.statistics",
     "build_vocabulary": "tformer_cli.training.vocabulary",
+    "clean": "tformer_cli.corpus.clean",
     "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",

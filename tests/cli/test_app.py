@@ -30,6 +30,7 @@ COMMANDS = [
     "tune",
     "score",
     "compare",
+    "clean",
     "vocab",
     "model",
     "average",

@@ -23,6 +23,7 @@ from tformer_cli.config.load import (
 )
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import (
+    PARALLEL_FILTERS,
     ParallelText,
     PlainText,
     PlainTrainingText,
@@ -496,7 +497,9 @@ def _masking(config: Config) -> Config:
         valid=PlainText(**_alone(next(iter(config.data.texts().values())))),
         test={},
         sampling=None,
-        filters=dataclasses.replace(config.data.filters, max_ratio=None, max_length=599),
+        filters=dataclasses.replace(
+            config.data.filters, **dict.fromkeys(PARALLEL_FILTERS), max_length=599
+        ),
     )
     training = dataclasses.replace(
         config.training,

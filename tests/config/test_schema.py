@@ -74,6 +74,14 @@ def test_masked_encoder_has_its_own_rules() -> None:
             ),
         ),
         (
+            {"data": dataclasses.replace(MASKED.data, filters=FilterConfig(max_copied=0.5))},
+            Problem(
+                "data.filters.max_copied",
+                "must be null with model.kind masked_encoder, whose text is monolingual",
+                "0.5",
+            ),
+        ),
+        (
             {"tokenizer": CharConfig(shared=False)},
             Problem(
                 "tokenizer.shared",

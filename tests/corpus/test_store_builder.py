@@ -19,10 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weighted import weighted_store
 
-from tformer_cli.config.schema.data import FilterConfig, PlainTrainingText, TrainingText
+from tformer_cli.config.schema.data import (
+    FilterConfig,
+    PlainText,
+    PlainTrainingText,
+    TrainingText,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus import store_builder
-from tformer_cli.corpus.filters import FilterReport, pair_digests
+from tformer_cli.corpus import prefetch, store_builder
+from tformer_cli.corpus.duplicates import pair_digests
+from tformer_cli.corpus.filters import FilterReport, PairFilter
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import (
     StoreWriter,
@@ -31,13 +37,14 @@ from tformer_cli.corpus.store_builder import (
     load_or_build_store,
     read_shard,
 )
-from tformer_cli.errors import DataError, StorageError, TrainingError
+from tformer_cli.errors import DataError, DeviceError, StorageError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
 Lines = list[tuple[str, str]]
 
 TOKENIZERS = build_tokenizers(CharConfig(), lambda: [("abc", "abc")], 1)
 FILTERS = FilterConfig(max_length=4, max_ratio=2.0, drop_duplicates=True)
+LANGUAGES = ("en", "de")
 OPTIONS = {"num_processes": 1, "shard_lines": 6}
 
 line = st.text("ab", max_size=5)
@@ -569,7 +576,7 @@ def test_ids_of_a_vocabulary_take_16_bits_where_they_can():
 
 
 def test_a_shard_holds_the_pairs_that_the_filters_keep(tokenizers, tmp_path):
-    filters = FilterConfig(max_ratio=2.0, drop_duplicates=True)
+    filters = PairFilter(FilterConfig(max_ratio=2.0, drop_duplicates=True), LANGUAGES)
     report = encode_shard(tmp_path / "0-0.shard", PAIRS, tokenizers, filters)
     encode, shard = tokenizers.source.encode, read_shard(tmp_path / "0-0.shard")
     assert shard["ids 0"].tolist() == [*encode("ab"), *encode("b")]
@@ -581,7 +588,7 @@ def test_a_shard_holds_the_pairs_that_the_filters_keep(tokenizers, tmp_path):
 
 
 def test_digests_are_left_out_where_duplicates_do_not_matter(tokenizers, tmp_path):
-    encode_shard(tmp_path / "0-0.shard", PAIRS, tokenizers, FilterConfig())
+    encode_shard(tmp_path / "0-0.shard", PAIRS, tokenizers, PairFilter(FilterConfig(), LANGUAGES))
     assert read_shard(tmp_path / "0-0.shard")["digests"].shape == (0, 2)
 
 
@@ -604,12 +611,13 @@ class DyingPool:
 
 
 def test_a_process_that_dies_is_an_error_with_a_remedy(tokenizers, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_builder, "ProcessPoolExecutor", DyingPool)
+    monkeypatch.setattr(prefetch, "ProcessPoolExecutor", DyingPool)
     texts = write(tmp_path, [PAIRS])
-    with pytest.raises(TrainingError) as caught:
-        StoreWriter(tmp_path / "building", texts, tokenizers, FilterConfig()).write_shards(2, 3)
+    filters = PairFilter(FilterConfig(), LANGUAGES)
+    with pytest.raises(DeviceError) as caught:
+        StoreWriter(tmp_path / "building", texts, tokenizers, [filters]).write_shards(2, 3)
     assert str(caught.value) == (
-        "data.train: a process that encodes the text has died; "
+        "a worker process: was killed, probably out of memory; "
         "free memory and run the same command again: it resumes from there"
     )
 
@@ -618,3 +626,65 @@ def test_a_process_that_encodes_does_without_torch():
     code = "import tformer_cli.corpus.store_builder, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+RULES = {"min_letters": 0.9, "max_copied": 0.5, "drop_held_out": True, "max_similarity": 0.8}
+DIRTY = [
+    ("abc abc ab", "ccc ccc cc"),
+    ("a1", "b"),
+    ("abc bca cab ba", "abc bca cab ba"),
+    ("", "b"),
+    ("Abc abc ab", "ccc ccc cc"),
+    ("ccc", "bbb"),
+    ("a", "b"),
+]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_store_has_the_pairs_that_keep_all_rules(tokenizers, tmp_path, num_processes):
+    texts = write(tmp_path, [DIRTY])
+    (tmp_path / "valid").write_text("CCC\n")
+    config = FilterConfig(**RULES)
+    store, report = load_or_build_store(
+        texts,
+        tokenizers,
+        config,
+        directions=[LANGUAGES],
+        held_out=[PlainText(text=tmp_path / "valid")],
+        stores=tmp_path / "stores",
+        num_processes=num_processes,
+        shard_lines=2,
+    )
+    encode = tokenizers.source.encode
+    kept = [example.source.tolist() for example in store.examples(np.arange(len(store)))]
+    assert kept == [encode("abc abc ab"), encode("a")]
+    assert report == FilterReport(kept=2, empty=1, letters=1, copied=1, held_out=1, similar=1)
+
+
+def test_each_text_is_filtered_by_its_own_languages(tokenizers, tmp_path):
+    texts = write(tmp_path, [[("abc", "abc")], [("abc", "abc")]])
+    _, report = load_or_build_store(
+        texts,
+        tokenizers,
+        FilterConfig(max_other_script=0.5),
+        directions=[("en", "de"), ("ru", "de")],
+        stores=tmp_path / "stores",
+        **OPTIONS,
+    )
+    assert report == FilterReport(kept=1, script=1)
+
+
+def test_a_store_depends_on_held_out_text_and_languages_only_if_they_count(tokenizers, tmp_path):
+    texts, valid = write(tmp_path, [DIRTY]), tmp_path / "valid"
+    stores = tmp_path / "stores"
+
+    def num_kept(line: str, **rules) -> int:
+        valid.write_text(line)
+        held_out = [PlainText(text=valid)]
+        options = {"directions": [LANGUAGES], "held_out": held_out, "stores": stores, **OPTIONS}
+        return len(load_or_build_store(texts, tokenizers, FilterConfig(**rules), **options)[0])
+
+    assert [num_kept("ccc\n"), num_kept("b\n")] == [6, 6]
+    assert len([name for name in names(stores) if "." not in name]) == 1
+    assert num_kept("ccc\n", drop_held_out=True) == 5
+    assert num_kept("b\n", drop_held_out=True) == 4

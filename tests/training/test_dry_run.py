@@ -22,7 +22,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, DataPosition, epoch_plans, training_micro_batches
-from tformer_cli.corpus.filters import FilterReport
+from tformer_cli.corpus.filters import REASONS, FilterReport
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_builder import training_store
@@ -264,13 +264,7 @@ def test_a_text_alone_has_lines(tmp_path, capsys):
 
 def test_a_dry_run_is_plain_data_for_programs():
     plain = json.loads(json.dumps(FOUND.as_json()))
-    assert plain["sample"] == {
-        "kept": 19_990,
-        "empty": 0,
-        "too_long": 10,
-        "ratio": 0,
-        "duplicate": 0,
-    }
+    assert plain["sample"] == dict.fromkeys(REASONS, 0) | {"kept": 19_990, "too_long": 10}
     assert plain["worst_batch"] == {"rows": 16, "width": 256}
     assert plain.keys() == DryRun.__dataclass_fields__.keys()
 

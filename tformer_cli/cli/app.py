@@ -9,6 +9,7 @@ import typer
 
 from tformer_cli import __version__
 from tformer_cli.cli import (
+    clean,
     compare,
     config,
     demo,
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": eval.tune,
     "score": eval.score,
     "compare": compare.compare,
+    "clean": clean.clean,
     "vocab": train.vocab,
     "model": model.model,
     "average": train.average,

@@ -9,11 +9,20 @@ from typing import Annotated
 
 import typer
 
+from tformer_cli.cli.bitext import (
+    FieldsOption,
+    SourceArgument,
+    SourceLanguageOption,
+    TargetArgument,
+    TargetLanguageOption,
+    given_text,
+    language_of,
+)
 from tformer_cli.cli.entry import new_app, warn
 from tformer_cli.cli.options import FileArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
-from tformer_cli.config.schema.data import Bitext, PairsFile, ParallelText, PlainText
+from tformer_cli.config.schema.data import PairsFile, ParallelText
 from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
 from tformer_cli.errors import UsageError, printable
 from tformer_cli.terminal import progress_bar
@@ -86,37 +95,17 @@ def show(
 
 @config_app.command()
 def new(
-    source: Annotated[
-        Path,
-        typer.Argument(help="Source text, one sentence per line; or a file of pairs, such as TSV."),
-    ],
-    target: Annotated[
-        Path | None,
-        typer.Argument(help="Its translation, line by line; none for a file of pairs."),
-    ] = None,
-    fields: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            help="Columns or JSON keys of source and target in a file of pairs. "
-            "Default: the languages, `source` and `target`, or 1 and 2.",
-            metavar="SOURCE TARGET",
-            show_default=False,
-        ),
-    ] = None,
+    source: SourceArgument,
+    target: TargetArgument = None,
+    fields: FieldsOption = None,
     valid_source: Annotated[
         Path | None, typer.Option(help="Source of the validation text.", show_default=False)
     ] = None,
     valid_target: Annotated[
         Path | None, typer.Option(help="Target of the validation text.", show_default=False)
     ] = None,
-    source_language: Annotated[
-        str | None,
-        typer.Option(help="ISO code, such as en. Default: by file name (.en) or script."),
-    ] = None,
-    target_language: Annotated[
-        str | None,
-        typer.Option(help="ISO code, such as de. Default: by file name (.de) or script."),
-    ] = None,
+    source_language: SourceLanguageOption = None,
+    target_language: TargetLanguageOption = None,
     output: Annotated[Path, typer.Option(help="The YAML file to write.")] = Path("config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
@@ -136,7 +125,7 @@ def new(
         raise UsageError(missing, what, remedy=f"add {missing}")
     valid_files = {"--valid-source": valid_source, "--valid-target": valid_target}
     reject_pipes({"SOURCE": source, "TARGET": target, **valid_files})
-    text = _given_text(source, target, fields)
+    text = given_text(source, target, fields)
     valid = None
     if valid_source is not None and valid_target is not None:
         valid = ParallelText(source=valid_source, target=valid_target)
@@ -147,8 +136,8 @@ def new(
     from tformer_cli.corpus.reader import first_rows
 
     languages = (
-        _language_of(text, 0, source_language, "--source-language"),
-        _language_of(text, 1, target_language, "--target-language"),
+        language_of(text, 0, source_language, "--source-language"),
+        language_of(text, 1, target_language, "--target-language"),
     )
     if isinstance(text, PairsFile):
         text = replace(text, languages=languages)
@@ -178,16 +167,6 @@ def new(
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
 
 
-def _given_text(source: Path, target: Path | None, fields: tuple[str, str] | None) -> Bitext:
-    if target is None:
-        source_field, target_field = fields or (None, None)
-        return PairsFile(pairs=source, source_field=source_field, target_field=target_field)
-    if fields is not None:
-        what = "has no effect on two text files"
-        raise UsageError("--fields", what, got=" ".join(fields), remedy="leave it out")
-    return ParallelText(source=source, target=target)
-
-
 def _show_rows(texts: Iterable[tuple[str, Sequence[tuple[str, ...]]]]) -> None:
     """Print what each text is, and its first rows, shortened to the width of a terminal."""
     for text, rows in texts:
@@ -195,30 +174,3 @@ def _show_rows(texts: Iterable[tuple[str, Sequence[tuple[str, ...]]]]) -> None:
         for row in rows:
             sides = (side if len(side) <= _SHOWN else f"{side[: _SHOWN - 1]}…" for side in row)
             typer.echo(f"  {printable(' | '.join(sides))}")
-
-
-def _language_of(text: Bitext, side: int, code: str | None, option: str) -> str:
-    """Return the ISO code of a side: given by `option`, or from its file name or script."""
-    from tformer_cli.corpus.reader import read_rows
-    from tformer_cli.text.language import (
-        is_language_code,
-        language_of_name,
-        language_of_script,
-        languages_of_name,
-    )
-
-    if code is not None and not is_language_code(code):
-        raise UsageError(option, "must be an ISO code", got=code, remedy="write en, for instance")
-    file = (text.source_file, text.target_file)[side]
-    if isinstance(text, PairsFile):
-        named = languages_of_name(file)
-        of_name = named and named[side]
-        lines = (row[side] for row in read_rows(text))
-    else:
-        of_name = language_of_name(file)
-        lines = (line for (line,) in read_rows(PlainText(text=file)))
-    language = code or of_name or language_of_script(lines)
-    if language is None:
-        what = "has a language that neither its name nor its script tells"
-        raise UsageError(str(file), what, remedy=f"add {option} with an ISO code, such as en")
-    return language

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tformer_cli.config.globs import with_globs_expanded
 from tformer_cli.config.parse import SYNONYMS, parse_config
 from tformer_cli.config.renamed import current_path, warn_of_renamed, with_current_names
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL
 from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_value
@@ -60,19 +60,48 @@ def changed_decoding(config: Config, settings: Sequence[str]) -> DecodingConfig:
     """
     if not settings:
         return config.decoding
-    of_decoding = [text for text in settings if text.startswith(("decoding.", "decoding="))]
+    remedy = functools.partial(_decoding_setting, decoding=config.decoding)
+    return _changed(config, settings, "decoding", remedy).decoding
+
+
+def changed_filters(
+    filters: FilterConfig, languages: tuple[str, str], settings: Sequence[str]
+) -> FilterConfig:
+    """Return filters of a text in some languages with keys changed: `data.filters.max_ratio=2`."""
+    source, target = map(Path, languages)
+    data = DataConfig(
+        source_language=languages[0],
+        target_language=languages[1],
+        train=(TrainingText(source=source, target=target),),
+        valid=ParallelText(source=source, target=target),
+        filters=filters,
+    )
+
+    def remedy(setting: str) -> str | None:
+        key, _, value = setting.partition("=")
+        key = key.rpartition(".")[2]
+        return f"write data.filters.{key}={value}" if hasattr(filters, key) else None
+
+    return _changed(Config(data=data), settings, "data.filters", remedy).data.filters
+
+
+def _changed(
+    config: Config, settings: Sequence[str], section: str, remedy: Callable[[str], str | None]
+) -> Config:
+    """Return a configuration with some keys of a section changed, and refuse others."""
+    of_section = [text for text in settings if text.startswith((f"{section}.", f"{section}="))]
     problems = [
         Problem(
             f"{OVERRIDE}{text.partition('=')[0]}",
-            "only keys of decoding can be changed here",
-            remedy=_decoding_setting(text, config.decoding),
+            f"only keys of {section} can be changed here",
+            remedy=remedy(text),
         )
         for text in settings
-        if text not in of_decoding
+        if text not in of_section
     ]
     root = compose(dump_config(config), "config.yaml")
     assert root is not None
-    return _parsed(root, "config.yaml", of_decoding, problems)[0].decoding
+    return _parsed(root, "config.yaml", of_section, problems)[0]
 
 
 def dump_config(config: Config) -> str:

@@ -1,14 +1,23 @@
-"""Streams in chunks or delayed, and prefetching of streams in a thread."""
+"""Streams in chunks or delayed, and the work on them in a thread or in processes."""
 
 import itertools
+import multiprocessing
 import queue
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
+from tformer_cli.errors import DeviceError
+from tformer_cli.process import begin_child
+
+# Jobs queued for each process, so that none waits for the reader.
+QUEUED_JOBS = 2
+
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
@@ -81,3 +90,29 @@ def delayed(items: Iterable[_Item], count: int) -> Iterator[_Item]:
             yield made.popleft()
     while made:
         yield made.popleft()
+
+
+def map_in_processes(
+    function: Callable[[_Item], _Result], jobs: Iterable[_Item], num_processes: int
+) -> Iterator[_Result]:
+    """Yield the results of a function for jobs in order; a single process is this one.
+
+    Raises:
+        DeviceError: a process was killed.
+    """
+    if num_processes == 1:
+        yield from map(function, jobs)
+        return
+    # A fork would copy threads of torch and of the tokenizers in the middle of their work.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, context, initializer=begin_child) as pool:
+        try:
+            submitted = (pool.submit(function, job) for job in jobs)
+            for future in delayed(submitted, QUEUED_JOBS * num_processes):
+                yield future.result()
+        except BrokenProcessPool:
+            what = "was killed, probably out of memory"
+            remedy = "free memory and run the same command again: it resumes from there"
+            raise DeviceError("a worker process", what, remedy=remedy) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -10,12 +10,9 @@ import functools
 import hashlib
 import io
 import json
-import multiprocessing
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -32,8 +29,9 @@ from tformer_cli.config.schema.data import (
     TrainingBitext,
     tag_names,
 )
-from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
-from tformer_cli.corpus.prefetch import chunks, delayed
+from tformer_cli.corpus.duplicates import UNIQUE, find_duplicates, fingerprints
+from tformer_cli.corpus.filters import KEPT, FilterReport, PairFilter, Row, filter_lengths
+from tformer_cli.corpus.prefetch import chunks, map_in_processes
 from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, reading_checksums, text_changed
 from tformer_cli.corpus.store import (
     OFFSET_DTYPE,
@@ -46,8 +44,8 @@ from tformer_cli.corpus.store import (
     temperature_weights,
     write_index,
 )
-from tformer_cli.errors import DataError, TrainingError
-from tformer_cli.process import begin_child, num_cores
+from tformer_cli.errors import DataError
+from tformer_cli.process import num_cores
 from tformer_cli.storage.atomic import (
     atomic_directory,
     atomic_write,
@@ -57,16 +55,15 @@ from tformer_cli.storage.atomic import (
 )
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.terminal import progress_bar
+from tformer_cli.text.defects import LanguagePair
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import tag_ids
 
 SHARD_LINES = 1 << 13
-# Shards queued for each process, so that none waits for the reader.
-QUEUED_SHARDS = 2
 # Below this size of all texts, starting processes takes longer than encoding.
 SMALL_BYTES = 16 << 20
 
-Rows = Sequence[tuple[str, ...]]
+Rows = Sequence[Row]
 # The number of a text, and a shard of it.
 ShardJob = tuple[int, Path, Rows]
 
@@ -83,12 +80,20 @@ def training_store(
             # A mapped file stays readable after its removal.
             stores = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         texts, weights_of = data.tagged_train, None
+        directions = [data.direction_of(text) for text in texts]
+        if data.unit == "line":
+            directions = [(source, source) for source, _ in directions]
         if data.sampling is not None:
-            own = [text.weight for text in texts]
-            directions, temperature = map(data.direction_of, texts), data.sampling.temperature
-            weights_of = partial(temperature_weights, own, list(directions), temperature)
+            own, temperature = [text.weight for text in texts], data.sampling.temperature
+            weights_of = partial(temperature_weights, own, directions, temperature)
         return load_or_build_store(
-            texts, tokenizers, data.filters, stores=stores, weights_of=weights_of
+            texts,
+            tokenizers,
+            data.filters,
+            directions=directions,
+            held_out=data.held_out,
+            stores=stores,
+            weights_of=weights_of,
         )
 
 
@@ -138,6 +143,8 @@ def load_or_build_store(
     tokenizers: Tokenizers,
     filters: FilterConfig,
     *,
+    directions: Sequence[LanguagePair] | None = None,
+    held_out: Sequence[Text] = (),
     stores: Path,
     weights_of: Callable[[Sequence[int]], Sequence[float]] | None = None,
     num_processes: int | None = None,
@@ -146,9 +153,10 @@ def load_or_build_store(
     """Open the store of some texts, all parallel or none; build it if it is missing or damaged.
 
     `stores` is the directory of all stores, each named by a hash of all that it depends on.
-    `num_processes` encode; None for one a core, or for only this one if the text is small. The
-    store does not depend on them nor on `shard_lines`. `weights_of` is as for `open_store`; None
-    for the weights of the texts.
+    The filters know the `directions` of the texts, source and target language (None: unknown), and
+    the texts whose lines may be `held_out`. `weights_of` is as for `open_store`; None for the
+    weights of the texts. `num_processes` encode; None for one a core, or for only this one if the
+    text is small. The store does not depend on them nor on `shard_lines`.
     """
     names = tag_names(texts)
     tags = [tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else () for text in texts]
@@ -156,7 +164,10 @@ def load_or_build_store(
     open_or_none = partial(open_store, weights_of=weights_of, tags=tags)
     with storage_errors(stores):
         make_directory(stores)
-    key = _key(texts, tokenizers, filters, stores)
+    directions = directions or [("source", "target")] * len(texts)
+    held_out = held_out if filters.drop_held_out else ()
+    key_of = partial(_key, texts, tokenizers, filters, directions, held_out, stores)
+    key = key_of()
     directory, shards = stores / key, stores / f"{key}.building"
     opened = open_or_none(directory)
     if opened is None or shards.exists():
@@ -165,10 +176,11 @@ def load_or_build_store(
             # Another process may have built it in the meantime.
             opened = open_or_none(directory)
             if opened is None:
-                writer = StoreWriter(shards, texts, tokenizers, filters)
+                pair_filters = PairFilter.of_texts(filters, directions, held_out)
+                writer = StoreWriter(shards, texts, tokenizers, pair_filters)
                 try:
                     writer.write_shards(num_processes or _num_processes(texts), shard_lines)
-                    if _key(texts, tokenizers, filters, stores) != key:
+                    if key_of() != key:
                         raise text_changed("data.train")
                 except DataError:
                     # A corrected text has another key.
@@ -188,13 +200,13 @@ def load_or_build_store(
 class StoreWriter:
     """Encodes texts into shards in the directory `path`, and merges these into a store.
 
-    `reports` has the filter counts of each shard, text by text.
+    `filters` has the filter of each text, `reports` the filter counts of each shard, text by text.
     """
 
     path: Path
     texts: Sequence[AnyTrainingText]
     tokenizers: Tokenizers
-    filters: FilterConfig
+    filters: Sequence[PairFilter]
     reports: list[dict[Path, FilterReport]] = field(default_factory=list)
 
     def write_shards(self, num_processes: int, shard_lines: int) -> None:
@@ -224,10 +236,10 @@ class StoreWriter:
     def write_store(self, directory: Path) -> None:
         """Merge the shards, without duplicates, into a store directory."""
         with storage_errors(self.path):
-            is_duplicate = self._find_duplicates()
+            kinds = self._find_duplicates()
         # If this fails, the shards are still there.
         with atomic_directory(directory) as temporary:
-            reports = self._merge_shards(temporary, ~is_duplicate)
+            reports = self._merge_shards(temporary, kinds)
             write_index(temporary, _id_dtypes(self.tokenizers, self._num_sides), reports)
 
     @property
@@ -239,40 +251,24 @@ class StoreWriter:
     ) -> Iterator[tuple[int, Path, FilterReport]]:
         """Encode shards; yield number, path and report of each, in order."""
         if num_processes == 1:
-            for number, path, rows in jobs:
-                yield number, path, encode_shard(path, rows, self.tokenizers, self.filters)
-            return
-        directory = self.path / "tokenizer"
-        self.tokenizers.save(directory)
-        # A fork would copy threads of torch and of the tokenizers in the middle of their work.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(num_processes, context, initializer=begin_child) as pool:
-            try:
-                submitted = (
-                    pool.submit(_encode_in_child, directory, self.filters, job) for job in jobs
-                )
-                for shard in delayed(submitted, QUEUED_SHARDS * num_processes):
-                    yield shard.result()
-            except BrokenProcessPool:
-                what = "a process that encodes the text has died"
-                remedy = "free memory and run the same command again: it resumes from there"
-                raise TrainingError("data.train", what, remedy=remedy) from None
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            encode = partial(_encode_job, self.tokenizers, self.filters)
+        else:
+            directory = self.path / "tokenizer"
+            self.tokenizers.save(directory)
+            encode = partial(_encode_in_child, directory, self.filters)
+        return map_in_processes(encode, jobs, num_processes)
 
     def _find_duplicates(self) -> np.ndarray:
-        """Return (n,) whether an earlier pair has the same text, for the pairs of all shards."""
-        if not self.filters.drop_duplicates:
-            num_pairs = sum(_total(reports).kept for reports in self.reports)
-            return np.zeros(num_pairs, dtype=np.bool_)
-        with tempfile.TemporaryFile(dir=self.path) as file:
-            for path in chain.from_iterable(self.reports):
-                file.write(read_shard(path)["digests"].tobytes())
-            file.flush()
-            digests = np.memmap(file, dtype="<u8", mode="r").view(np.ndarray)
-            return find_repeats(digests.reshape(-1, 2), self.path)
+        """Return (n,) the kinds of `find_duplicates`, for the pairs of all shards."""
+        num_pairs = sum(_total(reports).kept for reports in self.reports)
+        config = self.filters[0].config
+        if not config.drops_copies:
+            return np.full(num_pairs, UNIQUE, dtype=np.uint8)
+        shards = map(read_shard, chain.from_iterable(self.reports))
+        parts = ((shard["digests"], shard["signatures"]) for shard in shards)
+        return find_duplicates(parts, num_pairs, config, self.path)
 
-    def _merge_shards(self, directory: Path, is_kept: np.ndarray) -> list[FilterReport]:
+    def _merge_shards(self, directory: Path, kinds: np.ndarray) -> list[FilterReport]:
         """Write the arrays of the kept pairs; return the final counts of each text."""
         final_reports = []
         start = 0
@@ -285,9 +281,10 @@ class StoreWriter:
                 offsets_file.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
             for reports in self.reports:
                 total = _total(reports)
-                num_kept = 0
+                counts = np.zeros(3, dtype=np.int64)
                 for path, report in reports.items():
-                    kept = is_kept[start : start + report.kept]
+                    of_shard = kinds[start : start + report.kept]
+                    kept = of_shard == UNIQUE
                     shard = read_shard(path)
                     for side, (ids_file, offsets_file) in enumerate(files):
                         ids, lengths = shard[f"ids {side}"], shard[f"lengths {side}"]
@@ -295,26 +292,34 @@ class StoreWriter:
                         ids_file.write(ids[np.repeat(kept, lengths)].tobytes())
                         offsets_file.write(ends.astype(OFFSET_DTYPE).tobytes())
                     start += report.kept
-                    num_kept += int(kept.sum())
-                final = replace(total, kept=num_kept, duplicate=total.kept - num_kept)
-                final_reports.append(final)
+                    counts += np.bincount(of_shard, minlength=3)
+                num_kept, num_duplicate, num_similar = counts.tolist()
+                final_reports.append(
+                    replace(total, kept=num_kept, duplicate=num_duplicate, similar=num_similar)
+                )
         return final_reports
 
 
 def encode_shard(
-    path: Path, rows: Rows, tokenizers: Tokenizers, filters: FilterConfig
+    path: Path, rows: Rows, tokenizers: Tokenizers, filters: PairFilter
 ) -> FilterReport:
     """Encode and filter lines into a shard file, unless it exists; return the filter counts."""
     with contextlib.suppress(OSError, ValueError):
         report = FilterReport(*read_shard(path)["report"].tolist())
         if report.seen == len(rows):
             return report
-    sides = encode_sides(rows, tokenizers)
-    is_kept, report = filter_lengths(filters, *map(_lengths, sides))
+    num_sides = len(rows[0])
+    reasons = filters.reasons(rows)
+    rows = [row for row, reason in zip(rows, reasons, strict=True) if reason == KEPT]
+    sides = encode_sides(rows, tokenizers) if rows else [[] for _ in range(num_sides)]
+    is_kept, report = filter_lengths(filters.config, *map(_lengths, sides))
+    report += FilterReport.of(reason for reason in reasons if reason != KEPT)
     kept = np.flatnonzero(is_kept).tolist()
+    digests, signatures = fingerprints([rows[i] for i in kept], filters.config)
     arrays: dict[str, Any] = {
         "report": np.array(list(asdict(report).values())),
-        "digests": pair_digests(rows[i] for i in kept if filters.drop_duplicates),
+        "digests": digests,
+        "signatures": signatures,
     }
     for side, dtype in enumerate(_id_dtypes(tokenizers, len(sides))):
         kept_ids = [sides[side][i] for i in kept]
@@ -354,7 +359,12 @@ def _id_dtypes(tokenizers: Tokenizers, num_sides: int) -> list[str]:
 
 
 def _key(
-    texts: Sequence[AnyTrainingText], tokenizers: Tokenizers, filters: FilterConfig, stores: Path
+    texts: Sequence[AnyTrainingText],
+    tokenizers: Tokenizers,
+    filters: FilterConfig,
+    directions: Sequence[LanguagePair],
+    held_out: Sequence[Text],
+    stores: Path,
 ) -> str:
     """Return a hash of all that a store depends on."""
     content = {
@@ -362,6 +372,8 @@ def _key(
         "texts": [reading_checksums(text, stores) for text in texts],
         "tokenizers": tokenizers.fingerprint,
         "filters": asdict(filters),
+        "directions": directions,
+        "held_out": [reading_checksums(text, stores) for text in held_out],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -371,14 +383,20 @@ def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
     return 1 if num_bytes < SMALL_BYTES else num_cores()
 
 
+def _encode_job(
+    tokenizers: Tokenizers, filters: Sequence[PairFilter], job: ShardJob
+) -> tuple[int, Path, FilterReport]:
+    number, path, rows = job
+    return number, path, encode_shard(path, rows, tokenizers, filters[number])
+
+
 _cached_tokenizers = functools.cache(load_tokenizers)
 
 
 def _encode_in_child(
-    directory: Path, filters: FilterConfig, job: ShardJob
+    directory: Path, filters: Sequence[PairFilter], job: ShardJob
 ) -> tuple[int, Path, FilterReport]:
-    number, path, rows = job
-    return number, path, encode_shard(path, rows, _cached_tokenizers(directory), filters)
+    return _encode_job(_cached_tokenizers(directory), filters, job)
 
 
 def _lengths(rows: Sequence[Sequence[int]]) -> np.ndarray:

@@ -1,12 +1,13 @@
 """What is wrong with a translation, by simple rules over source and translation alone."""
 
+import functools
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tformer_cli.text.language import scripts_of
-from tformer_cli.text.segments import folded_words, word_separator, words
+from tformer_cli.text.segments import folded_words, num_words, word_separator, words
 from tformer_cli.text.spans import KeptSpans, find_spans
 
 # Kinds of what is wrong with a text as a whole.
@@ -19,7 +20,7 @@ MAX_LOOP = 8
 # An untranslated line has so many words of its source, and this share of its own words.
 MIN_LEFT, MIN_LEFT_SHARE = 3, 0.5
 # The longer of source and translation has at most so many words for each of the other, and so many
-# more; two characters of a language without spaces count as a word.
+# more, as `num_words` counts.
 MAX_LENGTH_RATIO, MAX_EXTRA_WORDS = 3, 4
 # Up to here a language may write a number in words.
 MAX_WRITTEN_OUT = 12
@@ -146,22 +147,48 @@ def foreign_words(text: str, language: str) -> tuple[str, ...]:
     Names and terms in Latin letters occur in all languages: they count where they make up more
     than half of the letters. A single letter does not count. Unknown languages have none.
     """
-    scripts = scripts_of(language)
-    if not scripts:
-        return ()
     text = _without_spans(text)
-    letters = [character for character in text if character.isalpha()]
-    foreign = {letter for letter in set(letters) if _script(letter) not in scripts}
-    count = sum(letter in foreign for letter in letters)
-    if 2 * count <= len(letters):
-        foreign = {letter for letter in foreign if _script(letter) != "LATIN"}
-        count = sum(letter in foreign for letter in letters)
-    if count < 2:
+    foreign = _foreign_letters(text, language)
+    if sum(map(text.count, foreign)) < 2:
         return ()
     pattern = f"[{re.escape(''.join(sorted(foreign)))}]+"
     return tuple(dict.fromkeys(re.findall(pattern, text)))
 
 
+def foreign_share(text: str, language: str) -> float:
+    """Return the share of a text's letters that make up its `foreign_words`, a single one too."""
+    text = _without_spans(text)
+    num_foreign = sum(map(text.count, _foreign_letters(text, language)))
+    return num_foreign / max(1, sum(map(str.isalpha, text)))
+
+
+def copied_share(source: str, translation: str, languages: LanguagePair) -> float:
+    """Return the share of a translation's words that its source has, without names and numbers.
+
+    It is 0 if they are fewer than `MIN_LEFT`, or if neither language has spaces between words:
+    Chinese and Japanese share characters.
+    """
+    if not any(map(word_separator, languages)):
+        return 0.0
+    of_source = set(_common_words(source, languages[0]))
+    line = _common_words(translation, languages[0])
+    num_copied = sum(word in of_source for word in line)
+    return num_copied / len(line) if num_copied >= MIN_LEFT else 0.0
+
+
+def _foreign_letters(text: str, language: str) -> Collection[str]:
+    """Return the letters of a script in which the language is not written, as `foreign_words`."""
+    scripts = scripts_of(language)
+    if not scripts:
+        return ()
+    letters = {character for character in text if character.isalpha()}
+    foreign = {letter for letter in letters if _script(letter) not in scripts}
+    if 2 * sum(map(text.count, foreign)) <= sum(map(text.count, letters)):
+        foreign = {letter for letter in foreign if _script(letter) != "LATIN"}
+    return foreign
+
+
+@functools.cache
 def _script(letter: str) -> str:
     """Return the first word of the name of a letter, which is its script."""
     plain = unicodedata.normalize("NFKC", letter)[0]
@@ -201,9 +228,5 @@ def _left_words(
 
 
 def _is_wrong_length(source: str, translation: str, languages: LanguagePair) -> bool:
-    lengths = (
-        len(words(line, language)) / (1 if word_separator(language) else 2)
-        for line, language in zip((source, translation), languages, strict=True)
-    )
-    shorter, longer = sorted(lengths)
+    shorter, longer = sorted(map(num_words, (source, translation), languages))
     return longer > MAX_LENGTH_RATIO * shorter + MAX_EXTRA_WORDS

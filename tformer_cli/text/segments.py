@@ -121,6 +121,11 @@ def words(line: str, language: str) -> list[str]:
     return re.findall(word_pattern(language), line)
 
 
+def num_words(line: str, language: str) -> float:
+    """Return the number of words of a line; without whitespace, two characters count as one."""
+    return len(words(line, language)) / (1 if word_separator(language) else 2)
+
+
 def folded_words(line: str, language: str) -> list[str]:
     """Return the words of a line, whatever their case."""
     return words(line.casefold(), language)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from tformer_cli.config.schema.data import DataConfig, PlainText
+from tformer_cli.config.schema.data import PARALLEL_FILTERS, DataConfig, PlainText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.fields import CountOrZero, Seed
 from tformer_cli.config.schema.model import (
@@ -155,11 +155,12 @@ class Config:
                 "tokenizer.shared",
                 "must be true with model.kind masked_encoder, whose text is monolingual",
             )
-        if self.data.filters.max_ratio is not None:
-            yield Problem(
-                "data.filters.max_ratio",
-                "must be null with model.kind masked_encoder, whose text is monolingual",
-            )
+        for key in PARALLEL_FILTERS:
+            if getattr(self.data.filters, key) is not None:
+                yield Problem(
+                    f"data.filters.{key}",
+                    "must be null with model.kind masked_encoder, whose text is monolingual",
+                )
         if self.training.selection_metric != "loss":
             yield Problem(
                 "training.selection_metric",

@@ -8,8 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
-from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, Bounds, Count, PositiveFloat
+from tformer_cli.config.schema.fields import (
+    LEFT_OUT_IF_NULL,
+    Bounds,
+    Count,
+    CountOrZero,
+    PositiveFloat,
+)
 from tformer_cli.errors import Problem
+
+Share = Annotated[float, Bounds(ge=0, le=1)]
 
 # Reserved ids of tags in every vocabulary.
 MAX_TAGS = 10
@@ -211,17 +219,53 @@ def tag_names(texts: Sequence[AnyTrainingText]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterConfig:
-    """Filters of training pairs; pairs with an empty side are always removed.
+    """Filters of pairs, for training and for `tformer clean`; null switches one off.
 
-    A line of monolingual text counts as a pair with a single side.
+    Pairs with an empty side are always removed. A line of monolingual text counts as a pair with a
+    single side.
     """
 
     max_length: Count = 256
-    """Maximum length of either side, in tokens; longer pairs are removed."""
+    """Maximum length of either side, in tokens; longer pairs are removed. `tformer clean`, which
+    has no tokenizer, counts words."""
     max_ratio: Annotated[float, Bounds(ge=1)] | None = None
-    """Maximum ratio between the lengths of both sides, in tokens; null for no limit."""
+    """Maximum ratio between the lengths of both sides, in tokens (`tformer clean`: in words); null
+    for no limit."""
+    min_letters: Share | None = None
+    """Minimum share of letters among the characters of either side, whitespace excluded."""
+    max_markup: CountOrZero | None = None
+    """Maximum number of tags, comments and entities of HTML or XML in either side."""
+    max_repeats: Count | None = None
+    """Maximum number of times that a character, digits excluded, stands in succession."""
+    max_other_script: Share | None = None
+    """Maximum share of letters of a script in which the language is not written; Latin ones count
+    where they are more than half of the letters."""
+    max_copied: Share | None = None
+    """Maximum share of the words of a target that its source has too, names and numbers excluded;
+    fewer than three such words are allowed."""
+    max_other_numbers: CountOrZero | None = None
+    """Maximum number of numbers that one side has and the other lacks; one side may have numbers up
+    to 12 in words."""
+    drop_held_out: bool = False
+    """Remove pairs of which a side is a line of the validation text or a test text, in any case and
+    with any whitespace; in `tformer clean` of the files of `--held-out`."""
+    min_language: Share | None = None
+    """Minimum probability that each side is in its language, by py3langid
+    (`pip install 'tformer[langid]'`); 0.1 is a good value."""
     drop_duplicates: bool = False
     """Remove duplicate pairs."""
+    max_similarity: Annotated[float, Bounds(gt=0, le=1)] | None = None
+    """Remove pairs whose similarity to an earlier pair is at least this: the Jaccard similarity of
+    their character 5-grams, estimated by MinHash."""
+
+    @property
+    def drops_copies(self) -> bool:
+        """Whether duplicates or near-duplicates are removed."""
+        return self.drop_duplicates or self.max_similarity is not None
+
+
+# Keys of filters that compare both sides.
+PARALLEL_FILTERS = ("max_ratio", "max_copied", "max_other_numbers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,6 +379,11 @@ class DataConfig:
             **valid,
             **{f"test.{name}": text for name, text in self.test.items()},
         }
+
+    @property
+    def held_out(self) -> list[Text]:
+        """The validation text and all test texts."""
+        return [text for key, text in self.texts().items() if not key.startswith("train.")]
 
     def with_files(self, path_of: Callable[[Path], Path]) -> Self:
         """Return the data with another path for each text file, by `path_of`."""
