@@ -1,14 +1,17 @@
 """The starter: what it writes, and that it is a good configuration."""
 
+import itertools
 from pathlib import Path
 
 import pytest
+from sentencepiece import SentencePieceProcessor
 
 from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.starter import check_replaceable, write_starter
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import DataError, UsageError
+from tformer_cli.text.subword import learn_subwords
 
 
 def text_of(folder: Path, name: str = "train") -> ParallelText:
@@ -25,9 +28,17 @@ def written(
     *,
     num_pairs: int = 100,
     num_characters: int = 50,
+    num_words: int = 32_000,
     languages: tuple[str, str] = ("en", "de"),
 ) -> Path:
-    write_starter(config, texts, languages, num_pairs=num_pairs, num_characters=num_characters)
+    write_starter(
+        config,
+        texts,
+        languages,
+        num_pairs=num_pairs,
+        num_characters=num_characters,
+        num_words=num_words,
+    )
     return config
 
 
@@ -80,6 +91,20 @@ def test_a_text_of_many_characters_has_a_vocabulary_that_holds_them(tmp_path: Pa
     texts = {"train": text, "valid": text}
     file = written(tmp_path / "my.yaml", texts, num_pairs=1000, num_characters=2000)
     assert load_config(file).tokenizer == SubwordConfig(vocab_size=4300)
+
+
+def test_a_text_of_few_words_has_a_vocabulary_that_it_fills(tmp_path: Path) -> None:
+    words = ["".join(letters) for letters in itertools.product("abcdefghij", repeat=3)]
+    text = text_of(tmp_path)
+    file = written(
+        tmp_path / "my.yaml", {"train": text, "valid": text}, num_pairs=5_001, num_words=len(words)
+    )
+    tokenizer = load_config(file).tokenizer
+    assert tokenizer == SubwordConfig(vocab_size=1000)
+    model = learn_subwords([" ".join(words)], tokenizer)
+    assert SentencePieceProcessor(model_proto=model).get_piece_size() == 1000
+    with pytest.raises(DataError, match="is larger than"):
+        learn_subwords([" ".join(words)], SubwordConfig(vocab_size=8000))
 
 
 @pytest.mark.parametrize("name", ["~root", "a\x85b", "x # y\nz", "x # y\u2028z"])

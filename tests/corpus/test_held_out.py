@@ -124,6 +124,16 @@ def test_two_sides_of_one_language_have_names_of_their_own(tmp_path: Path) -> No
     assert split.texts["test"].target.name == "test.target.en"
 
 
+@pytest.mark.parametrize("limit", [3, 9])
+def test_distinct_words_are_counted_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(held_out, "MAX_WORDS", limit)
+    text = write(tmp_path, [("a cat, two", "Zwei Katzen"), ("cat 22", "eine"), ("x", "y")])
+    split = split_text(text, tmp_path / "parts", LANGUAGES)
+    assert split.num_words == {3: 4, 9: 5}[limit]
+
+
 def test_no_more_than_a_thousand_pairs_are_held_out() -> None:
     keys = np.arange(2, 2 + 2 * 50_000, dtype=np.uint64).reshape(-1, 2)
     counts = Counter(assign_parts(keys).tolist())

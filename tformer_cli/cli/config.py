@@ -153,6 +153,7 @@ def new(
         languages,
         num_pairs=split.num_pairs["train"],
         num_characters=split.num_characters,
+        num_words=split.num_words,
     )
     typer.echo(f"{output}: written, {' -> '.join(languages)}")
     for name, part in split.texts.items():

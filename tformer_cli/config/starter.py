@@ -17,7 +17,7 @@ _PACKAGE = Path(__file__).parents[1]
 _TEMPLATES = _PACKAGE / "config" / "templates"
 _SHIPPED = _PACKAGE / "shipped"
 SHIPPED = ("configs", "data/demo")
-# Template and minimum vocabulary size by the maximum number of pairs; so few pairs as those of the
+# Template and usual vocabulary size by the maximum number of pairs; so few pairs as those of the
 # first template teach no subwords.
 _SIZES = (
     (500, ("tiny", 0)),
@@ -36,13 +36,16 @@ def write_starter(
     *,
     num_pairs: int,
     num_characters: int,
+    num_words: int,
 ) -> None:
     """Write a commented configuration of a size that suits a text.
 
     `texts` are `train`, `valid` and optionally `test`. The training text has so many pairs, and so
-    many distinct characters.
+    many distinct characters and words.
     """
-    template, min_size = next(size for limit, size in _SIZES if num_pairs <= limit)
+    template, usual_size = next(size for limit, size in _SIZES if num_pairs <= limit)
+    # BPE ends when each word is a subword; a text of few words has no more of them.
+    size = min(usual_size, num_words // 100 * 100)
     # Bytes, special tokens, all characters, and as many subwords.
     needed = math.ceil((16 + 256 + 2 * num_characters) / 100) * 100
     paths = {name: _text(text, config.parent) for name, text in texts.items()}
@@ -54,7 +57,7 @@ def write_starter(
         train=paths["train"],
         valid=paths["valid"],
         test=f"test: {{test: {paths['test']}}}" if "test" in paths else no_test,
-        vocab_size=max(min_size, needed),
+        vocab_size=max(size, needed),
     )
     write_text(config, "".join(map(_aligned, text.splitlines(keepends=True))))
 

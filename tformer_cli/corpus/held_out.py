@@ -6,6 +6,7 @@ Lines are equal if they are after NFKC normalization, case folding and collapsin
 import contextlib
 import hashlib
 import itertools
+import re
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,11 @@ from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
 # Maximum number of pairs in each held-out part.
 MAX_HELD_OUT = 1000
 _HELD_OUT_FRACTION = 20
+# Distinct words that are counted at least, if a text has so many: the largest vocabulary of the
+# starter templates.
+MAX_WORDS = 32_000
+# Two letters or more; a single one is no subword beside its character.
+_WORD = re.compile(r"[^\W\d_]{2,}")
 _ORIGIN = "origin.json"
 
 # Key of a line without text.
@@ -50,6 +56,7 @@ class Split:
     num_in_training: dict[str, int]  # pairs of `valid` and `test` that are also training pairs
     num_set_aside: int  # pairs in no part, since a side of them is in validation or test text
     num_characters: int  # distinct characters of the text that was split
+    num_words: int  # distinct words; counting stops when there are `MAX_WORDS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ def split_text(
     }
     if output.exists():
         _check_replaceable(output, origin, text, overwrite)
-    keys, num_characters = _keys_and_characters(text, on_done)
+    keys, characters, words = _inventory(text, on_done)
     if not len(keys):
         raise DataError(str(text.source_file), "has no lines")
     parts = assign_parts(keys)
@@ -110,14 +117,15 @@ def split_text(
         num_pairs=dict(zip(PARTS, num_pairs, strict=True)),
         num_in_training={"valid": 0, "test": 0},
         num_set_aside=num_set_aside,
-        num_characters=num_characters,
+        num_characters=len(characters),
+        num_words=len(words),
     )
 
 
 def given_split(text: Bitext, valid: Bitext, *, on_done: OnRead = lambda count: None) -> Split:
     """Return a training text, which is read twice, and a validation text as they are."""
     overlap = overlaps(counted(read_texts([text]), on_done), {"valid": valid})["valid"]
-    keys, num_characters = _keys_and_characters(text, on_done)
+    keys, characters, words = _inventory(text, on_done)
     num_pairs = {"train": len(keys), "valid": overlap.num_pairs}
     texts = {"train": text, "valid": valid}
     for name, each in texts.items():
@@ -128,7 +136,8 @@ def given_split(text: Bitext, valid: Bitext, *, on_done: OnRead = lambda count: 
         num_pairs=num_pairs,
         num_in_training={"valid": overlap.pairs},
         num_set_aside=0,
-        num_characters=num_characters,
+        num_characters=len(characters),
+        num_words=len(words),
     )
 
 
@@ -228,13 +237,16 @@ def counted(pairs: Iterable[tuple[str, str]], on_done: OnRead) -> Iterator[tuple
         on_done(1)
 
 
-def _keys_and_characters(text: Bitext, on_done: OnRead) -> tuple[NDArray[np.uint64], int]:
-    keys, characters = array("Q"), set[str]()
+def _inventory(text: Bitext, on_done: OnRead) -> tuple[NDArray[np.uint64], set[str], set[str]]:
+    """Return the keys of all lines, (n, 2), their characters, and their first `MAX_WORDS` words."""
+    keys, characters, words = array("Q"), set[str](), set[str]()
     for source, target in counted(read_texts([text]), on_done):
         keys.append(line_key(source))
         keys.append(line_key(target))
         characters.update(source, target)
-    return np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2), len(characters)
+        if len(words) < MAX_WORDS:
+            words.update(_WORD.findall(source), _WORD.findall(target))
+    return np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2), characters, words
 
 
 def _num_occurrences(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
