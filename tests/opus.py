@@ -35,10 +35,16 @@ def pieces(model: bytes) -> list[str]:
     return [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
 
 
-def save_opus(folder: Path, *, separate_vocabs: bool = False, **changes: Any) -> MarianMTModel:
-    """Write a folder, and return its model."""
+def save_opus(
+    folder: Path,
+    *,
+    targets: Sequence[str] = TARGETS,
+    separate_vocabs: bool = False,
+    **changes: Any,
+) -> MarianMTModel:
+    """Write a folder, whose target tokens are those of `targets`, and return its model."""
     folder.mkdir()
-    source, target = sentencepiece(SOURCES), sentencepiece(TARGETS)
+    source, target = sentencepiece(SOURCES), sentencepiece(targets)
     (folder / "source.spm").write_bytes(source)
     (folder / "target.spm").write_bytes(target)
     if separate_vocabs:

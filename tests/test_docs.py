@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from opus import TARGETS, save_opus
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -17,22 +18,25 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-# Exports to ONNX take half a minute.
+# Exports to ONNX take half a minute, and so do the trainings of a tutorial.
 PAGES = [
-    pytest.param(page, marks=pytest.mark.slow) if page.name == "export.md" else page
+    pytest.param(page, marks=pytest.mark.slow)
+    if page.name == "export.md" or page.parent.name == "tutorial"
+    else page
     for page in sorted(DOCS.rglob("*.md"))
     if re.search(r"^```(sh|python)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 ]
-SHORT = [
+SHORT_TRAINING = [
     "--set=training.max_steps=4",
     "--set=training.validate_every=2",
     "--set=training.save_every=2",
     "--set=training.schedule.warmup_steps=1",
-    "--set=model.dim=32",
-    "--set=model.feedforward_dim=64",
     "--set=training.validation_decoding.max_length=8",
     "--set=decoding.max_length=8",
 ]
+SHORT = [*SHORT_TRAINING, "--set=model.dim=32", "--set=model.feedforward_dim=64"]
+# Settings to add to `tformer train CONFIG`. An imported model has its shape already.
+CHANGES = {"my.yaml": SHORT, "runs/opus/config.yaml": SHORT_TRAINING}
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +68,8 @@ def shell(tformer, folder, monkeypatch):
             return
         stdin = subprocess.check_output(["bash", "-c", before]) if is_piped else b""
         words = shlex.split(command)[1:]
-        if words[:2] == ["train", "my.yaml"]:
-            words += SHORT
+        if words[0] == "train":
+            words += CHANGES.get(words[1], [])
         result = tformer(*words, stdin=stdin)
         assert result.exit_code == 0, f"{line}\n{result.stderr}"
 
@@ -88,13 +92,24 @@ def test_there_are_pages():
     assert len(PAGES) > 5
 
 
+def new_folder(folder: Path, copy: Path) -> Path:
+    """What a reader of a tutorial has: the demo, trained, and a pretrained model."""
+    for name in ("configs", "data", "runs/demo"):
+        shutil.copytree(folder / name, copy / name)
+    # Its tokens have the letters of the glossary.
+    save_opus(copy / "opus-mt-en-de", targets=[*TARGETS, "Mediziner", "Anwohner"])
+    return copy
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_run(page, folder, shell, tformer, monkeypatch):
+def test_blocks_run(page, folder, shell, tformer, tmp_path, monkeypatch):
     if not (folder / "runs" / "demo").exists():
         monkeypatch.chdir(folder)
         config = tformer("config", "show", "configs/demo.yaml", *SHORT).stdout
         Path("configs/demo.yaml").write_text(config, encoding="utf-8")
         assert tformer("train", "configs/demo.yaml").exit_code == 0
+    if page.parent.name == "tutorial":
+        monkeypatch.chdir(new_folder(folder, tmp_path / "new"))
     text = page.read_text(encoding="utf-8")
     blocks = [block for block in BLOCK.finditer(text) if block["language"] in ("sh", "python")]
     assert len(blocks) == len(re.findall(r"^```(?:sh|python)$", text, re.MULTILINE))

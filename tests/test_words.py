@@ -21,6 +21,7 @@ PAGES = {
         "docs/explanation/*.md",
         "docs/how-to/*.md",
         "docs/reference/*.md",
+        "docs/tutorial/*.md",
         "tformer_cli/*/templates/*",
     )
     for file in sorted(ROOT.glob(pattern))
