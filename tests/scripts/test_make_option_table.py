@@ -83,7 +83,12 @@ def test_table_has_every_key_of_a_default_config() -> None:
             "number > 0, or `null`",
             "Maximum gradient norm; larger gradients are scaled down. Null for no clipping.",
         ),
-        Row("`data.train`", "*required*", "list", "Training texts. `*` and `?` in a path make a text of each match, in sorted order."),
+        Row(
+            "`data.train`",
+            "*required*",
+            "list",
+            "Training texts. `*` and `?` in a path make a text of each match, in sorted order.",
+        ),
         Row(
             "**`data.valid`**",
             "",
