@@ -86,6 +86,25 @@ def test_a_file_of_pairs_is_cleaned_as_two_files_are(tformer, files, tmp_path):
         assert (tmp_path / f"x.{end}").read_bytes() == (tmp_path / f"y.{end}").read_bytes()
 
 
+def test_records_without_a_pair_stop_or_are_skipped(tformer, tmp_path):
+    units = (f"<tu><tuv xml:lang='{code}'><seg>a</seg></tuv></tu>" for code in ("en", "de"))
+    pair = "<tu><tuv xml:lang='en'><seg>a</seg></tuv><tuv xml:lang='de'><seg>b</seg></tuv></tu>"
+    file = tmp_path / "a.tmx"
+    file.write_text(f"<tmx><body>\n{pair}\n{''.join(units)}</body></tmx>")
+    words = ("clean", file, "-o", tmp_path / "x")
+    result = tformer(*words)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{file}:2: has no text in source or target (en, de); name the languages of both sides\n",
+    )
+    languages = ("--source-language", "en", "--target-language", "de")
+    result = tformer(*words, *languages)
+    assert (result.exit_code, result.stderr) == (2, f"{file}:3: has no text in de (en)\n")
+    with pytest.warns(UserWarning, match=r"records without a pair were skipped \(2\)"):
+        result = tformer(*words, *languages, "--on-error", "skip")
+    assert (result.exit_code, (tmp_path / "x.de").read_text()) == (0, "b\n")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -107,6 +126,10 @@ def test_a_file_of_pairs_is_cleaned_as_two_files_are(tformer, files, tmp_path):
             "--source-language: must be an ISO code (1); write en, for instance",
         ),
         (["-o", "crawl"], "--output: would replace the text"),
+        (
+            ["--on-error", "skip"],
+            "--on-error: has no effect on two text files (skip); leave it out",
+        ),
         (["--held-out", "none"], "none: no such file; name a text that is there"),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tformer_cli.config.schema.data import Bitext, PairsFile, ParallelText, PlainText
+from tformer_cli.config.schema.data import Bitext, OnError, PairsFile, ParallelText, PlainText
 from tformer_cli.errors import UsageError
 
 SourceArgument = Annotated[
@@ -25,6 +25,14 @@ FieldsOption = Annotated[
         show_default=False,
     ),
 ]
+OnErrorOption = Annotated[
+    OnError,
+    typer.Option(
+        help="A record of a file of pairs without a pair stops the command, or is skipped and "
+        "counted.",
+        metavar="stop|skip",
+    ),
+]
 SourceLanguageOption = Annotated[
     str | None,
     typer.Option(help="ISO code, such as en. Default: by file name (.en) or script."),
@@ -35,11 +43,18 @@ TargetLanguageOption = Annotated[
 ]
 
 
-def given_text(source: Path, target: Path | None, fields: tuple[str, str] | None) -> Bitext:
+def given_text(
+    source: Path, target: Path | None, fields: tuple[str, str] | None, on_error: OnError
+) -> Bitext:
     """Return the text of two files, or of one file with both sides."""
     if target is None:
         source_field, target_field = fields or (None, None)
-        return PairsFile(pairs=source, source_field=source_field, target_field=target_field)
+        return PairsFile(
+            pairs=source, source_field=source_field, target_field=target_field, on_error=on_error
+        )
+    if on_error == "skip":
+        what = "has no effect on two text files"
+        raise UsageError("--on-error", what, got=on_error, remedy="leave it out")
     if fields is not None:
         what = "has no effect on two text files"
         raise UsageError("--fields", what, got=" ".join(fields), remedy="leave it out")

@@ -8,6 +8,7 @@ import typer
 
 from tformer_cli.cli.bitext import (
     FieldsOption,
+    OnErrorOption,
     SourceArgument,
     SourceLanguageOption,
     TargetArgument,
@@ -41,6 +42,7 @@ def clean(
     ],
     target: TargetArgument = None,
     fields: FieldsOption = None,
+    on_error: OnErrorOption = "stop",
     source_language: SourceLanguageOption = None,
     target_language: TargetLanguageOption = None,
     held_out: Annotated[
@@ -74,7 +76,7 @@ def clean(
 
     Example: tformer clean a.tsv --fields 2 4 -o b.gz --set data.filters.max_ratio=2
     """
-    text = given_text(source, target, fields)
+    text = given_text(source, target, fields, on_error)
     languages = (
         language_of(text, 0, source_language, "--source-language"),
         language_of(text, 1, target_language, "--target-language"),

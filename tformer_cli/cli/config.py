@@ -11,6 +11,7 @@ import typer
 
 from tformer_cli.cli.bitext import (
     FieldsOption,
+    OnErrorOption,
     SourceArgument,
     SourceLanguageOption,
     TargetArgument,
@@ -98,6 +99,7 @@ def new(
     source: SourceArgument,
     target: TargetArgument = None,
     fields: FieldsOption = None,
+    on_error: OnErrorOption = "stop",
     valid_source: Annotated[
         Path | None, typer.Option(help="Source of the validation text.", show_default=False)
     ] = None,
@@ -125,7 +127,7 @@ def new(
         raise UsageError(missing, what, remedy=f"add {missing}")
     valid_files = {"--valid-source": valid_source, "--valid-target": valid_target}
     reject_pipes({"SOURCE": source, "TARGET": target, **valid_files})
-    text = given_text(source, target, fields)
+    text = given_text(source, target, fields, on_error)
     valid = None
     if valid_source is not None and valid_target is not None:
         valid = ParallelText(source=valid_source, target=valid_target)

@@ -32,7 +32,8 @@ def read_tmx(text: PairsFile) -> Iterator[Record]:
         if missing:
             got = ", ".join(unit.texts) or "no text"
             what = f"has no text in {' or '.join(missing)}"
-            yield DataError(f"{text.pairs}:{unit.line}", what, got=got)
+            remedy = None if text.languages else "name the languages of both sides"
+            yield DataError(f"{text.pairs}:{unit.line}", what, got=got, remedy=remedy)
         else:
             yield str(sides[0]), str(sides[1])
 

@@ -19,6 +19,8 @@ from tformer_cli.errors import Problem
 
 Share = Annotated[float, Bounds(ge=0, le=1)]
 
+OnError = Literal["stop", "skip"]
+
 # Reserved ids of tags in every vocabulary.
 MAX_TAGS = 10
 
@@ -102,7 +104,7 @@ class PairsFile(Directed):
     languages: tuple[str, str] | None = None
     """Languages of source and target as the file names them; null for `source_language` and
     `target_language`."""
-    on_error: Literal["stop", "skip"] = "stop"
+    on_error: OnError = "stop"
     """A record without a pair stops the program, or is skipped and counted in a warning."""
 
     @property
