@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tformer_cli.corpus.statistics import VocabularyReport as VocabularyReport
     from tformer_cli.errors import Problem as Problem
     from tformer_cli.errors import TformerError as TformerError
+    from tformer_cli.evaluation.calibration import calibrate as calibrate
     from tformer_cli.evaluation.compare import Comparison as Comparison
     from tformer_cli.evaluation.evaluate import Evaluation as Evaluation
     from tformer_cli.evaluation.metrics import Score as Score
@@ -75,6 +76,7 @@ _HOMES = {
     "Tuning": "tformer_cli.evaluation.tuning",
     "VocabularyReport": "tformer_cli.corpus.statistics",
     "build_vocabulary": "tformer_cli.training.vocabulary",
+    "calibrate": "tformer_cli.evaluation.calibration",
     "clean": "tformer_cli.corpus.clean",
     "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",

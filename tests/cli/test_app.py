@@ -28,6 +28,7 @@ COMMANDS = [
     "back-translate",
     "eval",
     "tune",
+    "calibrate",
     "score",
     "compare",
     "clean",

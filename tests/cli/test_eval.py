@@ -13,6 +13,7 @@ from toy import CONFIG, write_toy
 from tformer_cli.config.load import load_config, save_decoding
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.evaluation import evaluate as evaluate_module
+from tformer_cli.evaluation.tables import RELIABILITY_HEAD
 from tformer_cli.text.tokenizer import load_tokenizers
 
 
@@ -359,3 +360,33 @@ def test_tune_refuses_torchrun(toy_run, tformer, monkeypatch):
         2,
         "tformer tune: is for one process (2 processes); drop torchrun\n",
     )
+
+
+def test_calibrate_lets_translate_give_confidences(toy_run, tformer, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    line = json.loads(tformer("translate", run, "ab cd", "--json").stdout)
+    assert line["translations"][0]["confidence"] is None
+    result = tformer("calibrate", run)
+    head, valid, toy, written = result.stdout.splitlines()
+    assert re.split(r" {2,}", head.strip()) == list(RELIABILITY_HEAD[1:])
+    assert (valid.split()[:2], toy.split()[:2]) == (["valid", "12"], ["toy", "10"])
+    assert written == f"{run}/confidence.json: written"
+    assert result.stderr.endswith(f"next: tformer translate {run} --json\n")
+    saved = json.loads((run / "confidence.json").read_text())
+    printed = json.loads(tformer("calibrate", run, "--json").stdout)
+    assert printed == saved["reliability"]
+    assert set(printed["toy"]) == {
+        *("num_sentences", "quality", "confidence", "ece", "raw_ece", "bins")
+    }
+    assert sum(each["num_sentences"] for each in printed["toy"]["bins"]) == 10
+    line = json.loads(tformer("translate", run, "ab cd", "--json").stdout)
+    assert 0 < line["translations"][0]["confidence"] < 1
+    other = tformer("translate", run, "ab cd", "--json", "--beam", 3)
+    assert json.loads(other.stdout)["translations"][0]["confidence"] is None
+
+
+def test_a_run_that_does_not_translate_is_not_calibrated(masked_run, tformer):
+    result = tformer("calibrate", masked_run)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{masked_run}: does not translate")

@@ -58,6 +58,30 @@ def test_scores_and_sentences_are_those_of_eval(run, toy_run, report, tformer):
         assert sentence["scores"] == [round(chrf, 1)]
 
 
+def test_the_calibration_of_a_run_is_shown_until_it_is_outdated(run, tformer, tmp_path):
+    calibrated, page = tmp_path / "run", tmp_path / "page.html"
+    shutil.copytree(run, calibrated)
+    printed = json.loads(tformer("calibrate", calibrated, "--json").stdout)
+    content = json.loads(tformer("report", calibrated, "--json", "--output", page).stdout)
+    assert content["reliability"] == printed
+    _, texts, bins, _ = Reader(page.read_text(encoding="utf-8")).content()["tables"]
+    assert [row[0] for row in texts["rows"]] == ["valid", "toy"]
+    for row, each in zip(texts["rows"], printed.values(), strict=True):
+        keys = "quality", "confidence", "ece", "raw_ece"
+        assert row[1:] == [str(each["num_sentences"]), *(f"{each[key]:.3f}" for key in keys)]
+    assert bins["title"] == "Confidence: toy"
+    assert [int(row[1]) for row in bins["rows"]] == [
+        each["num_sentences"] for each in printed["toy"]["bins"]
+    ]
+    for low, _, _, confidence in bins["rows"]:
+        assert float(low) <= float(confidence) <= float(low) + 0.1
+    config = calibrated / "config.yaml"
+    config.write_text(config.read_text().replace("beam_size: 2", "beam_size: 3"))
+    result = tformer("report", calibrated, "--json")
+    assert json.loads(result.stdout)["reliability"] == {}
+    assert "confidence.json: is of another checkpoint or search" in result.stderr
+
+
 def test_lists_and_breakdowns_are_of_the_same_lines(report):
     content, result = report()
     lists = {each["name"]: each for each in content["lists"]}

@@ -38,6 +38,7 @@ def test_a_sentence_is_typed_read_and_changed(begin, translator, browser):
     assert ("lost placeholders" in said) == any(
         defect.kind == "lost placeholders" for defect in best.defects
     )
+    assert ("Confidence" in said) == (best.confidence is not None)
     words.first.hover()
     assert page.locator("#target .word").count() == 1
     assert page.locator("#mirror .partner").count() >= 1

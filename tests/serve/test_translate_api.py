@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.decoding import BeamConfig, SampleConfig
 from tformer_cli.serve.service import Limits
 from tformer_cli.text.segments import Terminology
+from tformer_cli.translate.confidence import ConfidenceModel
 from tformer_cli.translate.options import MBR, SearchOptions
 from tformer_cli.translate.translator import Translator
 
@@ -135,6 +136,22 @@ def test_defects_and_repairs_are_those_of_the_library(server, translator, fields
         assert translation["defects"] == [
             {"kind": defect.kind, "words": list(defect.words)} for defect in best.defects
         ]
+
+
+def test_a_calibrated_run_answers_with_confidences(serve, toy_run):
+    model = ConfidenceModel("", 0.5, (1.0, 1.0, 0.2, 0.5), 0.0)
+    translator = Translator.load(toy_run, backend="native")
+    translator.load_confidence = lambda: model
+    server = serve(translator)
+    texts = ["ab cd", "", "e {name} f"]
+    answer = server.post(text=texts).json()["texts"]
+    for text, (best,) in zip(answer, translator.nbest(texts, 1, inspected=True), strict=True):
+        (translation,) = text["translations"]
+        assert translation.get("confidence") == best.confidence
+        assert "defects" not in translation
+    assert "confidence" not in answer[1]["translations"][0]
+    other = server.post(text=texts, beam=3).json()["texts"]
+    assert all("confidence" not in text["translations"][0] for text in other)
 
 
 @pytest.mark.parametrize("text", UNICODE, ids=ascii)

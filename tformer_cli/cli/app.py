@@ -38,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "back-translate": synthesize.back_translate,
     "eval": eval.evaluate,
     "tune": eval.tune,
+    "calibrate": eval.calibrate,
     "score": eval.score,
     "compare": compare.compare,
     "clean": clean.clean,

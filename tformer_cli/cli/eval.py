@@ -1,7 +1,8 @@
-"""`tformer eval`, `tformer tune` and `tformer score`."""
+"""`tformer eval`, `tformer tune`, `tformer calibrate` and `tformer score`."""
 
 import json
 import math
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -265,6 +266,49 @@ def _options(trial: "Trial") -> tuple[object, ...]:
     if not isinstance(search, BeamConfig):
         return ("--beam", 1) if search.kind == "greedy" else ()
     return "--beam", search.beam_size, "--length-penalty", search.length_penalty
+
+
+def calibrate(
+    run: RunArgument = None,
+    as_json: JsonOption = False,
+    checkpoint: CheckpointOption = "best",
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+) -> None:
+    """Fit a confidence for each translation to the validation text of a run.
+
+    From then on `tformer translate --json` and `tformer serve` give each translation a confidence:
+    the quality that is expected of it, as sentence chrF from 0 to 1. The table has the expected
+    calibration error (ECE) of the validation text, by cross-fitting, and of the test sets, which
+    nothing is fitted to; beside it that of the probability per token.
+
+    Example: tformer calibrate runs/demo
+    """
+    run_directory = chosen_run(run, checkpoint)
+
+    from tformer_cli.evaluation import calibration
+    from tformer_cli.evaluation.tables import RELIABILITY_HEAD, reliability_row
+
+    refuse_torchrun("calibrate")
+    with progress_bar("line") as bar:
+        model = calibration.calibrate(
+            run_directory.path,
+            checkpoint=checkpoint,
+            device=device,
+            workers=workers,
+            log=tell_stderr,
+            on_start=partial(extend, bar),
+            on_done=bar.update,
+            on_warning=warn,
+        )
+    if as_json:
+        content = {name: asdict(each) for name, each in model.reliability.items()}
+        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        return
+    rows = [reliability_row(*each) for each in model.reliability.items()]
+    tell(table([RELIABILITY_HEAD, *rows], align="<>>>>>"))
+    tell(f"{run_directory.confidence_file}: written")
+    suggest("translate", run_directory.path, "--json")
 
 
 def score(

@@ -97,7 +97,8 @@ def translate(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="One JSON object per line, with tokens, scores, alignments, defects."
+            "--json",
+            help="One JSON object per line, with tokens, scores, alignments, defects, confidence.",
         ),
     ] = False,
     alignments_file: Annotated[
@@ -392,6 +393,7 @@ def _json_line(line: "TranslatedLine") -> str:
                 "alignments": translation.alignments,
                 "defects": [asdict(defect) for defect in translation.defects],
                 "repair": translation.repair,
+                "confidence": translation.confidence,
             }
             for translation in translations
         ],

@@ -18,6 +18,7 @@ from tformer_cli.evaluation.metrics import Statistics
 from tformer_cli.evaluation.tables import (
     BucketTable,
     breakdowns,
+    confidence_tables,
     score_table,
     term_table,
     test_tables,
@@ -28,6 +29,7 @@ from tformer_cli.plotting.report import Page, SentenceList
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, check_translates, find_model
 from tformer_cli.text.language import language_of_script
+from tformer_cli.translate.confidence import Reliability, load_confidence
 
 METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 SAMPLES_SHOWN = 20
@@ -71,6 +73,8 @@ class Report:
         by_frequency: scores by how often the rarest word of the source occurs in the training text;
             empty if that is not there.
         terms: what became of numbers, addresses, placeholders, names and negations.
+        reliability: how far confidences are from quality, by text; empty if the run is not
+            calibrated.
         lists: lines by what they stand out by: worst, best, samples, lost numbers, copies, ...
         page: all that the HTML page shows.
     """
@@ -81,6 +85,7 @@ class Report:
     by_length: BucketTable
     by_frequency: BucketTable
     terms: tuple[Terms, ...]
+    reliability: Mapping[str, Reliability]
     lists: Mapping[str, tuple[Finding, ...]]
     page: Page
 
@@ -102,6 +107,7 @@ class Report:
             "by_length": _plain_table(self.by_length),
             "by_frequency": _plain_table(self.by_frequency),
             "terms": [asdict(each) for each in self.terms],
+            "reliability": {name: asdict(each) for name, each in self.reliability.items()},
             "curves": {chart.title: chart.curves for chart in page.charts},
             "lists": {name: [*map(asdict, lines)] for name, lines in self.lists.items()},
             "sentences": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
@@ -182,12 +188,14 @@ def report(
         **analysis.find_defects(sources, references, hypotheses, *languages),
     }
     by_length, by_frequency = _bucket_tables(lines, statistics, data)
+    confidence = load_confidence(files, log)
+    reliability = {} if confidence is None else confidence.reliability
     page = Page(
         title=f"{run}: {name}",
         facts=_facts(files, text, len(sources)),
         systems=[str(run)],
         languages=languages,
-        tables=[score_table(scores), term_table(terms)],
+        tables=[score_table(scores), *confidence_tables(reliability, name), term_table(terms)],
         charts=_charts(files.run),
         breakdowns=breakdowns(by_length, by_frequency, has_sources=True),
         lists=[_sentence_list(name, findings) for name, findings in lists.items()],
@@ -206,6 +214,7 @@ def report(
         by_length=by_length,
         by_frequency=by_frequency,
         terms=tuple(terms),
+        reliability=reliability,
         lists={name: tuple(findings) for name, findings in lists.items()},
         page=page,
     )

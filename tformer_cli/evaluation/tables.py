@@ -8,11 +8,13 @@ from tformer_cli.choices import MetricName
 from tformer_cli.evaluation.analysis import MAX_COUNTED, Terms
 from tformer_cli.evaluation.compare import RESAMPLES, SEED, Comparison, SystemScore
 from tformer_cli.plotting.report import Breakdown, BucketScores, Table
+from tformer_cli.translate.confidence import Bin, Reliability
 
 TEST_HEAD = (
     *("", "score", "95% interval", "vs A", "p bootstrap", "p random"),
     *("wins", "ties", "losses"),
 )
+RELIABILITY_HEAD = ("", "sentences", "quality", "confidence", "ECE", "ECE of probability per token")
 
 # Scores of the lines of each bucket, by its name and by metric, of each system.
 BucketTable = Mapping[str, Mapping[MetricName, tuple[SystemScore, ...]]]
@@ -72,6 +74,31 @@ def term_table(terms: Iterable[Terms]) -> Table:
         for each in terms
     ]
     return Table("Terms", note, ("", "terms", "kept", "lost", "kept share"), rows)
+
+
+def confidence_tables(reliability: Mapping[str, Reliability], text: str) -> Iterator[Table]:
+    """Yield the calibration of texts, and the bins of one of them; nothing where there is none."""
+    if reliability:
+        note = "Quality is sentence chrF, 0 to 1; ECE is the expected calibration error."
+        rows = list(itertools.starmap(reliability_row, reliability.items()))
+        yield Table("Confidence", note, RELIABILITY_HEAD, rows)
+    if text in reliability:
+        note = "By confidence, in steps of 0.1."
+        bins = [
+            (f"{int(each.confidence * 10) / 10:.1f}", *_cells(each))
+            for each in reliability[text].bins
+        ]
+        yield Table(f"Confidence: {text}", note, RELIABILITY_HEAD[:4], bins)
+
+
+def reliability_row(name: str, reliability: Reliability) -> list[str]:
+    """Return the cells below `RELIABILITY_HEAD` of a text."""
+    errors = reliability.ece, reliability.raw_ece
+    return [name, *_cells(reliability), *(f"{error:.3f}" for error in errors)]
+
+
+def _cells(part: Reliability | Bin) -> list[str]:
+    return [f"{part.num_sentences:,}", f"{part.quality:.3f}", f"{part.confidence:.3f}"]
 
 
 def test_tables(comparison: Comparison) -> Iterator[Table]:

@@ -101,6 +101,7 @@ TRANSLATED = described(
                     score=NUMBER,
                     log_prob=NUMBER,
                     finished={"type": "boolean"},
+                    confidence=NUMBER | {"description": "Expected sentence chrF, 0 to 1."},
                     tokens=texts_of(TEXT),
                     words=SPANS,
                     alignments=PAIRS,

@@ -182,7 +182,7 @@ class TranslationQueue:
             terminology=_terminology(options.terminology, translator),
             scored=options.scored,
             aligned=options.aligned,
-            inspected=options.inspected,
+            inspected=options.inspected or translator.load_confidence() is not None,
             repair=options.repair,
             keep=options.keep,
             name="text",

@@ -116,13 +116,18 @@ def text_content(line: TranslatedLine) -> dict[str, Any]:
 
 
 def translation_content(translation: Translation) -> dict[str, Any]:
-    """Return what an answer says of a translation; tokens and links only where they are aligned."""
+    """Return what an answer says of a translation.
+
+    Tokens and links only where they are aligned, and a confidence only where there is one.
+    """
     content: dict[str, Any] = {
         "text": translation.text,
         "score": round(translation.score, SCORE_DECIMALS),
         "log_prob": round(translation.log_prob, SCORE_DECIMALS),
         "finished": translation.finished,
     }
+    if translation.confidence is not None:
+        content["confidence"] = translation.confidence
     if translation.alignments is not None:
         content |= {"tokens": translation.tokens, "alignments": translation.alignments}
         content["words"] = text_spans(translation.text, translation.words or ())

@@ -47,6 +47,7 @@ class RunDirectory:
         self.tensorboard = path / "tensorboard"
         self.wandb = path / "wandb"  # by that package
         self.eval = path / "eval"
+        self.confidence_file = path / "confidence.json"  # by `tformer calibrate`
         self.exports = path / "exports"  # for `translate --backend`
         self.lock_file = path / ".lock"  # held while a process trains here
         self.stores = path.parent / ".store"  # token stores, shared by the runs beside this one

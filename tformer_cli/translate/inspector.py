@@ -1,4 +1,4 @@
-"""Names what is wrong with translations, and replaces them by better ones if asked to."""
+"""Names what is wrong with translations, rates them, and replaces them by better ones."""
 
 import contextlib
 import itertools
@@ -11,6 +11,7 @@ from tformer_cli.errors import DataError, UsageError
 from tformer_cli.search.engine import OnWarning, Request
 from tformer_cli.text.defects import Defect, LanguagePair, term_defects, text_defects
 from tformer_cli.text.spans import OPAQUE, KeptSpans, find_spans
+from tformer_cli.translate.confidence import ConfidenceModel
 from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.postprocess import Repair, Translation
 from tformer_cli.translate.preprocess import InputLine, Preprocessor
@@ -35,6 +36,7 @@ class Inspector:
         kept: those that a translation is repaired for.
         repairs_all: whether it is repaired for all other defects too.
         separator: between two words of the target language: a space, or nothing.
+        confidence: says how good a translation is expected to be, if it is known.
     """
 
     languages: LanguagePair
@@ -42,6 +44,7 @@ class Inspector:
     kept: KeptSpans
     repairs_all: bool
     separator: str
+    confidence: ConfidenceModel | None
 
     @classmethod
     def of(
@@ -49,9 +52,9 @@ class Inspector:
         languages: LanguagePair,
         separator: str,
         keep: Sequence[str],
-        *,
         repair: bool,
         count: int,
+        confidence: ConfidenceModel | None,
     ) -> Self:
         """Return the inspector of a translation, with its arguments; refuse those it has not."""
         argument = "`repair`" if repair else "`keep`" if keep else None
@@ -64,16 +67,20 @@ class Inspector:
             inspected_spans=KeptSpans.of([*keep, *OPAQUE]),
             repairs_all=repair,
             separator=separator,
+            confidence=confidence,
         )
 
     def inspected(self, source: str, translation: Translation) -> Translation:
-        """Return a translation with its defects."""
+        """Return a translation with its defects and its confidence."""
         text = translation.text
         defects = list(text_defects(source, text, languages=self.languages))
         if not translation.finished and Defect("wrong length") not in defects:
             defects.append(Defect("wrong length"))
         defects += term_defects(source, text, self.inspected_spans)
-        return replace(translation, defects=tuple(defects))
+        checked = replace(translation, defects=tuple(defects))
+        if self.confidence is None:
+            return checked
+        return replace(checked, confidence=self.confidence.confidence(source, checked))
 
     def check(
         self, translations: Sequence[list[Translation]], retry: "Retry"

@@ -155,7 +155,8 @@ class TranslateOptions(TypedDict, total=False):
             contains them; needs beam search.
         scored: whether to compute scores; without it they may be NaN.
         aligned: whether to compute word alignments.
-        inspected: whether to find the `defects` of translations.
+        inspected: whether to find the `defects` of translations, and the `confidence` where the
+            run is calibrated.
         repair: whether a translation with defects is replaced by another one with fewer.
         keep: spans that each translation has as often as its line: addresses, placeholders,
             numbers, or regular expressions. Those that no search brings are put into the text.

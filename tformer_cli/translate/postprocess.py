@@ -46,6 +46,8 @@ class Translation:
         defects: what is wrong with it, if asked for.
         repair: how it was found, if the first one had more defects. After a splice, tokens, scores
             and alignments are those of the text before.
+        confidence: the sentence chrF that is expected of it, 0 to 1, if asked for; None unless a
+            single run that is calibrated translates by its own search, with scores.
     """
 
     text: str
@@ -59,6 +61,7 @@ class Translation:
     words: tuple[str, ...] | None = None
     defects: tuple[Defect, ...] = ()
     repair: Repair | None = None
+    confidence: float | None = None
 
 
 @dataclass(kw_only=True)

@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
@@ -18,12 +19,8 @@ from tformer_cli.search.engine import Engine, OnWarning, Request
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.translate.backend import (
-    find_files,
-    load_engine,
-    native_engine,
-    shared,
-)
+from tformer_cli.translate.backend import find_files, load_engine, native_engine, shared
+from tformer_cli.translate.confidence import ConfidenceModel, load_confidence
 from tformer_cli.translate.inspector import Inspector, Retry
 from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.options import (
@@ -81,6 +78,7 @@ class Translator:
         config: Config,
         *,
         load_aligner: "Callable[[], Aligner] | None" = None,
+        load_confidence: Callable[[], ConfidenceModel | None] = lambda: None,
         device: str = "cpu",
         **limits: Unpack[LineLimits],
     ) -> None:
@@ -92,6 +90,7 @@ class Translator:
             config: of the run; its `decoding` is the default search.
             load_aligner: returns what aligns target tokens to source tokens, when it is first
                 needed; without it there are no alignments.
+            load_confidence: returns what rates translations of the config's search, if anything.
             device: where the engine computes.
             limits: those of `LineLimits`.
         """
@@ -100,6 +99,7 @@ class Translator:
         self.config = config
         self.device = device
         self.load_aligner = load_aligner
+        self.load_confidence = load_confidence
         data = config.data
         self.tags = data.tags
         self.targets = data.targets
@@ -179,7 +179,7 @@ class Translator:
             quantization: number format of CTranslate2's matrices; float32 by default.
             workers: processes of our own engine that share the work on a CPU, one thread each; 1
                 works in this process with all threads of torch, None starts one for each core.
-            log: called with a line when an export is written, or CTranslate2 does not do.
+            log: called with a line of an export that is written, or of what cannot be used.
             limits: those of `LineLimits`; `max_source_sentences` is by default what 99% of the
                 training lines do not exceed.
 
@@ -195,11 +195,13 @@ class Translator:
             limits["max_source_sentences"] = files.max_source_sentences
         options = checkpoint, device, precision, backend, quantization, workers
         loaded = load_engine(runs, files, *options, log=log)
+        rated = cache(partial(load_confidence, files, log))
         translator = cls(
             loaded.engine,
             files.tokenizers,
             files.config,
             load_aligner=loaded.load_aligner,
+            load_confidence=(lambda: None) if ensemble else rated,
             device=loaded.device,
             **limits,
         )
@@ -328,14 +330,16 @@ class Translator:
             raise UsageError("`aligned`", what, remedy="leave it out")
         aligner = self.load_aligner() if aligned and self.load_aligner else None
         line_search = LineSearch(self.engine, self.postprocessor, aligner)
-        inspector = None
-        if inspected or repair or keep:
-            separator = self.postprocessor.separator
-            inspector = Inspector.of(self.languages, separator, keep, repair=repair, count=count)
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
         max_positions = self.config.model.max_length
         search = resolve_search(decoding, self.config, max_positions, requiring)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
+        inspector = None
+        if inspected or repair or keep:
+            is_rated = scored and mbr is None and search == self.config.decoding
+            confidence = self.load_confidence() if is_rated else None
+            separator = self.postprocessor.separator
+            inspector = Inspector.of(self.languages, separator, keep, repair, count, confidence)
         preprocessor = self.preprocessor
         tag_ids = self.tag_ids(tags)
         banned_ids = preprocessor.encode_banned(banned)
@@ -367,10 +371,8 @@ class Translator:
                 on_draft=on_draft,
             )
             if inspector is not None:
-                again = retry_search(search)
-                retry = Retry(
-                    inspector, numbered, requests, encode, line_search, again, preprocessor
-                )
+                again = line_search, retry_search(search), preprocessor
+                retry = Retry(inspector, numbered, requests, encode, *again)
                 translations = inspector.check(translations, retry)
             yield [
                 TranslatedLine(number, line.text, best)

@@ -165,7 +165,7 @@ function showTranslation(translation, prefix = "") {
   buttons.forEach((button, index) => {
     button.setAttribute("aria-pressed", String(answer.translations[index] === translation));
   });
-  tell(wordsAbout(translation.defects));
+  tell(wordsAbout(translation));
   writeUnits(mirror, source.value, answer.source_words ?? []);
   writeUnits(target, translation.text, translation.words ?? wordsOf(translation.text));
   const kept = [...prefix].length;
@@ -176,10 +176,13 @@ function showTranslation(translation, prefix = "") {
   });
 }
 
-/** Say what is wrong with a translation. */
-function wordsAbout(defects) {
+/** Say how good a translation is expected to be, and what is wrong with it. */
+function wordsAbout({ confidence, defects }) {
   const parts = defects.map(({ kind, words }) => (words.length ? `${kind}: ${words.join(", ")}` : kind));
-  return parts.length ? `Check this translation: ${parts.join("; ")}` : "";
+  return [
+    confidence !== undefined && `Confidence ${confidence.toFixed(2)}`,
+    parts.length && `Check this translation: ${parts.join("; ")}`,
+  ].filter(Boolean).join(". ");
 }
 
 /** Where words are, if a model cannot align: characters, as the API counts them. */
