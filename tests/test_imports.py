@@ -16,7 +16,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 LADDER = [
     ["choices", "errors", "kernels", "process", "terminal"],
     ["config.schema", "device", "distributed", "extras", "padding", "storage"],
-    ["plotting"],
+    ["documents", "plotting"],
     ["config"],
     ["text"],
     ["model"],

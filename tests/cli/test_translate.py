@@ -13,7 +13,7 @@ from sacrebleu.metrics.chrf import CHRF
 from storage.saving import remove_settings
 
 from tformer_cli import Translator
-from tformer_cli.cli.translate import _json_line, _numbered_lines
+from tformer_cli.cli.line_formats import json_line, numbered_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import write_checksums
@@ -142,10 +142,10 @@ def test_numbers_that_differ_by_rounding_are_written_alike():
     found = Translation("A B", ("A", " ", "B"), -0.906526, -3.626104, finished=True)
     other = replace(found, score=-0.906525, log_prob=-3.626101)
     for translation in (found, other):
-        line = json.loads(_json_line(TranslatedLine(1, "b a", [translation])))
+        line = json.loads(json_line(TranslatedLine(1, "b a", [translation])))
         (best,) = line["translations"]
         assert (best["score"], best["log_prob"]) == (-0.9065, -3.6261)
-        assert _numbered_lines(TranslatedLine(1, "b a", [translation])) == "1 ||| A B ||| -0.9065\n"
+        assert numbered_lines(TranslatedLine(1, "b a", [translation])) == "1 ||| A B ||| -0.9065\n"
 
 
 def test_without_a_run_the_newest_is_taken(toy_run, tformer, tmp_path, monkeypatch):

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -13,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tformer_cli.choices import LongLines, Quantization
-from tformer_cli.cli.entry import is_main_process, tell_stderr, warn
+from tformer_cli.cli.entry import extend, is_main_process, tell_stderr, warn
+from tformer_cli.cli.line_formats import (
+    DefectTally,
+    alignments_line,
+    defects_line,
+    json_line,
+    numbered_lines,
+    text_line,
+)
 from tformer_cli.cli.options import (
     DROP_ONE,
     BackendOption,
@@ -52,7 +58,6 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from tformer_cli.distributed import World
-    from tformer_cli.translate.translator import TranslatedLine
     from tformer_cli.translate.windows import Output
 
 NOWHERE = Path(os.devnull)
@@ -72,12 +77,20 @@ def translate(
     ] = None,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", "-i", help="Source text, plain or .gz. Default: stdin."),
+        typer.Option(
+            "--input",
+            "-i",
+            help="Source text, plain or .gz, or a document, such as .html or .srt. Default: stdin.",
+        ),
     ] = None,
     output_file: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="File for the translations. Default: stdout."),
         Recorded.NOT,
+    ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(help="Key of the text in each object of a .jsonl document. Default: text."),
     ] = None,
     resume: Annotated[
         bool,
@@ -98,7 +111,8 @@ def translate(
         bool,
         typer.Option(
             "--json",
-            help="One JSON object per line, with tokens, scores, alignments, defects, confidence.",
+            help="One JSON object per line, with tokens, scores, alignments, defects, confidence; "
+            "or the kind and counts of a document.",
         ),
     ] = False,
     alignments_file: Annotated[
@@ -174,7 +188,7 @@ def translate(
     """Translate text line by line: n lines in, n lines out, in the same order.
 
     Lines of stdin are translated as they arrive. A long line is split at sentence ends and its
-    translations are joined, with a warning on stderr.
+    translations are joined, with a warning on stderr. A document keeps all that is not its text.
 
     Example: tformer translate runs/demo "The girl has danced with us."
 
@@ -182,13 +196,17 @@ def translate(
 
     Example: tformer translate runs/demo --input crawl.en.gz --output crawl.de --resume
 
+    Example: tformer translate runs/demo --input film.srt --output film.de.srt
+
     Example: tformer translate runs/demo -i test.en --backend ctranslate2 --quantization int8
     """
     run, sentence = run_and_sentence(words or [])
     run_directory = chosen_run(run, checkpoint)
 
     from tformer_cli.distributed import process_group
-    from tformer_cli.translate.options import SearchOptions
+    from tformer_cli.documents.document import is_document
+    from tformer_cli.translate.documents import translate_document
+    from tformer_cli.translate.options import SearchOptions, TranslateOptions
     from tformer_cli.translate.preprocess import count_input_lines, read_terminology
     from tformer_cli.translate.translator import Translator
     from tformer_cli.translate.windows import translate_shared
@@ -201,9 +219,22 @@ def translate(
         "--terminology": terminology_file,
     }
     _check_usage(sentence, inputs, outputs, resume, workers, backend)
+    has_document = input_file is not None and is_document(input_file)
+    if has_document:
+        for_lines = {
+            "--resume": resume,
+            "--nbest": nbest > 1,
+            "--alignments": alignments_file is not None,
+            "--prefixes": prefix_file is not None,
+            "--constraints": constraints_file is not None,
+        }
+        _check_document(str(input_file), output_file, for_lines)
+    elif field is not None:
+        what = "has no effect without a document"
+        raise UsageError("--field", what, got=field, remedy="leave it out")
     files = input_file, prefix_file, constraints_file
     # Before the first line is translated: it finds invalid text and files of unequal length.
-    num_lines = count_input_lines(*files)
+    num_lines = None if has_document else count_input_lines(*files)
     translator = Translator.load(
         run_directory.path,
         to=to,
@@ -221,23 +252,39 @@ def translate(
     )
     translator.tag_ids(tags or ())  # refuses them before a prompt, or an output
     search = SearchOptions(beam, length_penalty, settings or ()).apply(translator.config)
-    terms = read_terminology(terminology_file, translator.languages[0])
+    options: TranslateOptions = {
+        "decoding": search,
+        "mbr": chosen_mbr(mbr, candidates),
+        "tags": tags or (),
+        "banned": banned or (),
+        "terminology": read_terminology(terminology_file, translator.languages[0]),
+        "repair": repair,
+        "keep": keep or (),
+        "on_warning": warn,
+    }
+    if input_file is not None and output_file is not None and is_document(input_file):
+        with progress_bar("sentence") as bar:
+            options["on_done"] = bar.update
+            on_start = partial(extend, bar)
+            report = translate_document(
+                translator, input_file, output_file, field=field, on_start=on_start, **options
+            )
+        if as_json:
+            typer.echo(json.dumps(report._asdict()))
+        return
+    of_lines: TranslateOptions = {
+        **options,
+        "scored": as_json or nbest > 1,
+        "aligned": alignments_file is not None or (as_json and translator.load_aligner is not None),
+        "inspected": as_json,
+    }
+    if input_file is not None:
+        of_lines["name"] = str(input_file)
     translate_windows = partial(
         translator.translate_windows,
         count=nbest,
         has_phrases=constraints_file is not None,
-        decoding=search,
-        mbr=chosen_mbr(mbr, candidates),
-        tags=tags or (),
-        banned=banned or (),
-        terminology=terms,
-        scored=as_json or nbest > 1,
-        aligned=alignments_file is not None or (as_json and translator.load_aligner is not None),
-        inspected=as_json,
-        repair=repair,
-        keep=keep or (),
-        name=None if input_file is None else str(input_file),
-        on_warning=warn,
+        **of_lines,
     )
     fingerprint = None
     if resume:
@@ -250,12 +297,12 @@ def translate(
         _progress_bar(num_lines, output.num_lines) as bar,
     ):
         num_done = world.all_reduce_max(output.num_lines)
-        texts = [(output, _json_line if as_json else _numbered_lines if nbest > 1 else _text_line)]
+        texts = [(output, json_line if as_json else numbered_lines if nbest > 1 else text_line)]
         if alignments_file is not None:
-            texts.append((links, _alignments_line))
+            texts.append((links, alignments_line))
         tally = DefectTally()
         if as_json or repair or keep:
-            texts.append((tally, _defects_line))
+            texts.append((tally, defects_line))
         translate_shared(
             translate_windows,
             input_windows(sentence, files, num_done, translator, world.size),
@@ -309,6 +356,21 @@ def _check_usage(
         reject_pipes(inputs)
 
 
+def _check_document(name: str, output: Path | None, for_lines: Mapping[str, bool]) -> None:
+    """Check that a document has an output, one process, and no options that are for lines."""
+    from tformer_cli.process import num_processes
+
+    for option, is_given in for_lines.items():
+        if is_given:
+            remedy = "leave it out, or use < FILE for lines"
+            raise UsageError(option, "has no effect on a document", got=name, remedy=remedy)
+    if output is None:
+        raise UsageError("--output", "is required for a document", remedy="name a file")
+    if num_processes() > 1:
+        what = "must be lines under torchrun, which shares them"
+        raise UsageError("--input", what, got=name, remedy="drop torchrun")
+
+
 def _output(
     file: Path | None, fingerprint: Mapping[str, object] | None, world: "World"
 ) -> "contextlib.AbstractContextManager[Output]":
@@ -324,78 +386,3 @@ def _progress_bar(num_lines: int | None, num_done: int) -> "tqdm[NoReturn]":
     """Return a progress bar over a number of lines; it is hidden if there is none."""
     is_shown = num_lines is not None and is_main_process()
     return progress_bar("line", total=num_lines, initial=num_done, is_shown=is_shown)
-
-
-def _text_line(line: "TranslatedLine") -> str:
-    return f"{line.translations[0].text}\n"
-
-
-def _alignments_line(line: "TranslatedLine") -> str:
-    from tformer_cli.text.segments import pharaoh
-
-    return f"{pharaoh(line.translations[0].alignments or ())}\n"
-
-
-def _numbered_lines(line: "TranslatedLine") -> str:
-    from tformer_cli.translate.postprocess import SCORE_DECIMALS
-
-    return "".join(
-        f"{line.number} ||| {translation.text} ||| {translation.score:.{SCORE_DECIMALS}f}\n"
-        for translation in line.translations
-    )
-
-
-class DefectTally:
-    """Counts the lines with each defect, and those that were repaired, as an output of lines."""
-
-    def __init__(self) -> None:
-        self.num_lines = 0
-        self.num_defective = 0
-        self.num_repaired = 0
-        self.kinds: Counter[str] = Counter()
-
-    def add(self, text: str, num_lines: int) -> None:
-        """Count some more lines of `_defects_line`."""
-        self.num_lines += num_lines
-        for line in text.splitlines():
-            repair, *kinds = line.split("\t")
-            self.num_repaired += repair != ""
-            self.num_defective += kinds != []
-            self.kinds.update(kinds)
-
-    def __str__(self) -> str:
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.most_common())
-        text = f"{self.num_defective:,} of {self.num_lines:,} translations have defects"
-        text += f" ({kinds})" if kinds else ""
-        return text + (f"; {self.num_repaired:,} repaired" if self.num_repaired else "")
-
-
-def _defects_line(line: "TranslatedLine") -> str:
-    best = line.translations[0]
-    return "\t".join([best.repair or "", *(defect.kind for defect in best.defects)]) + "\n"
-
-
-def _json_line(line: "TranslatedLine") -> str:
-    from tformer_cli.translate.postprocess import SCORE_DECIMALS
-
-    translations = line.translations
-    content = {
-        "line": line.number,
-        "source": line.source,
-        "source_tokens": translations[0].source_tokens,
-        "translations": [
-            {
-                "text": translation.text,
-                "tokens": translation.tokens,
-                "score": round(translation.score, SCORE_DECIMALS),
-                "log_prob": round(translation.log_prob, SCORE_DECIMALS),
-                "finished": translation.finished,
-                "alignments": translation.alignments,
-                "defects": [asdict(defect) for defect in translation.defects],
-                "repair": translation.repair,
-                "confidence": translation.confidence,
-            }
-            for translation in translations
-        ],
-    }
-    return json.dumps(content, ensure_ascii=False) + "\n"

@@ -45,6 +45,7 @@ class InputLine(NamedTuple):
     text: str
     prefix: str = ""  # of its translation; for a line in pieces, that of the first piece
     phrases: Sequence[str] = ()  # required, each as often as it is listed
+    where: str | None = None  # for messages; None for its number
 
 
 def zip_lines(

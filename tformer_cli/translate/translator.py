@@ -349,7 +349,7 @@ class Translator:
             return preprocessor.encode(
                 line,
                 number=number,
-                where=f"{name}:{number}" if name else f"line {number}",
+                where=line.where or (f"{name}:{number}" if name else f"line {number}"),
                 tags=tag_ids,
                 banned=banned_ids,
                 terminology=terminology,

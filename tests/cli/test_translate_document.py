@@ -1,0 +1,83 @@
+"""`tformer translate --input film.srt --output film.de.srt`: documents from the command line."""
+
+import json
+
+import pytest
+
+from tformer_cli import Translator
+
+FILM = "1\n00:00:01,000 --> 00:00:02,500\nab cd.\n\n2\n00:00:03,000 --> 00:00:04,000\nfeg\n"
+
+
+@pytest.fixture
+def film(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "film.srt").write_text(FILM, encoding="utf-8")
+    return tmp_path / "film.srt"
+
+
+def test_subtitles_keep_their_times(toy_run, tformer, film):
+    first, second = Translator.load(toy_run).translate(["ab cd.", "feg"])
+    result = tformer("translate", toy_run, "-i", "film.srt", "-o", "film.de.srt")
+    assert (result.exit_code, result.stdout) == (0, "")
+    expected = FILM.replace("ab cd.", first).replace("feg", second)
+    assert film.with_name("film.de.srt").read_text(encoding="utf-8") == expected
+
+
+def test_json_reports_the_kind_and_counts(toy_run, tformer, film):
+    result = tformer("translate", toy_run, "-i", "film.srt", "-o", "film.de.srt", "--json")
+    counts = {"segments": 2, "sentences": 2, "tags": 0, "lost_tags": 0}
+    assert json.loads(result.stdout) == {"kind": "srt", **counts}
+
+
+def test_a_field_of_json_lines_is_translated(toy_run, tformer, film):
+    rows = [{"id": 1, "body": "ab"}, {"body": "", "text": "ab"}]
+    data = film.with_name("data.jsonl")
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    options = ("-i", "data.jsonl", "-o", "out.jsonl", "--field", "body")
+    assert tformer("translate", toy_run, *options).exit_code == 0
+    (translation,) = Translator.load(toy_run).translate(["ab"])
+    written = film.with_name("out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(row) for row in written] == [{**rows[0], "body": translation}, rows[1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--output: is required for a document; name a file"),
+        (
+            ("-o", "film.txt"),
+            "--output: must be of the same kind as the document (film.txt); use .srt",
+        ),
+        (("-o", "film.srt"), "--output: is also --input (film.srt); name another file"),
+        (("-o", "x.srt", "--field", "a"), "--field: has no effect on this document (film.srt)"),
+        *(
+            (
+                ("-o", "x.srt", *option),
+                f"{option[0]}: has no effect on a document (film.srt); "
+                "leave it out, or use < FILE for lines",
+            )
+            for option in [
+                ("--resume",),
+                ("--nbest", "2"),
+                ("--alignments", "y"),
+                ("--prefixes", "film.srt"),
+                ("--constraints", "film.srt"),
+            ]
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(toy_run, tformer, film, options, message):
+    result = tformer("translate", toy_run, "-i", "film.srt", *options)
+    assert (result.exit_code, result.stderr) == (2, f"{message}\n")
+    assert list(film.parent.iterdir()) == [film]
+
+
+def test_a_field_needs_a_document(toy_run, tformer):
+    result = tformer("translate", toy_run, "--field", "body", stdin="ab\n")
+    message = "--field: has no effect without a document (body); leave it out\n"
+    assert (result.exit_code, result.stderr) == (2, message)
+
+
+def test_lines_of_a_document_come_by_stdin(toy_run, tformer, film):
+    assert tformer("translate", toy_run, stdin=film.read_bytes()).stdout.count("\n") == 7

@@ -1,0 +1,122 @@
+"""TMX and XLIFF: what has a translation keeps it, and tags stay well-formed."""
+
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.documents.carry import Alignment, carry_tags
+from tformer_cli.documents.document import read_document
+from tformer_cli.errors import DataError
+
+SOURCE = 'A <bpt i="1">&lt;b></bpt>big <hi>dog</hi><ept i="1"/><ph x="1"/> &amp; I'
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory):
+    def read(content, kind="tmx"):
+        path = tmp_path_factory.getbasetemp() / f"a.{kind}"
+        path.write_text(content, encoding="utf-8", newline="")
+        return read_document(path)
+
+    return read
+
+
+def tmx(*variants):
+    units = "".join(f'<tuv xml:lang="{code}">{text}</tuv>' for code, text in variants)
+    return f"<tmx><body>\n<tu>{units}</tu></body></tmx>"
+
+
+def upper(document):
+    translations = [s._replace(text=s.text.upper()) for s in document.segments]
+    return document.translated(translations).decode()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [[], [("DE-at", "<seg/>")], [("de", "<seg></seg>")], [("de", "<seg> </seg>"), ("fr", "no")]],
+)
+def test_a_memory_gets_the_targets_that_it_lacks(read, target):
+    others = [("fr", "<seg>non</seg>"), ("en-GB", "<seg>no</seg>")]
+    content = tmx(*others, ("en", f"<seg>{SOURCE}</seg>"), *target)
+    document = read(content)
+    assert [segment.text for segment in document.segments] == ["A big dog & I"]
+    written = upper(document)
+    expected = SOURCE
+    for word in ("big", "dog"):
+        expected = expected.replace(word, word.upper())
+    assert written.count(f"<seg>{expected}</seg></tuv>") == 1
+    ((unit),) = ElementTree.fromstring(written).iter("tu")
+    assert len(unit) == max(4, 3 + len(target))
+    assert read(written).segments == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        (
+            "<trans-unit><source>a</source>{}<note/></trans-unit>",
+            ["<target>A</target>", '<target state="new"/>', "<target>ok</target>"],
+        ),
+        (
+            "<unit><segment><source>a</source>{}</segment></unit>",
+            ["<target>A</target>", "<target></target>", "<target>ok</target>"],
+        ),
+    ],
+)
+def test_a_file_of_xliff_gets_the_targets_that_it_lacks(read, unit, expected):
+    new, empty, done = expected
+    content = "<xliff><file>{}</file></xliff>"
+    filled = empty.replace("/>", "></target>").replace("><", ">A<")
+    for before, after in [("", new), (empty, filled), (done, done)]:
+        document = read(content.format(unit.format(before)), "xlf")
+        assert upper(document) == content.format(unit.format(after))
+    kept = content.format(f'<group translate="no">{unit.format("")}</group>')
+    assert read(kept, "xliff").segments == []
+
+
+def test_a_target_stands_behind_the_segments_of_its_source(read):
+    unit = "<trans-unit><source>a</source><seg-source>a</seg-source>{}</trans-unit>"
+    assert upper(read(unit.format(""), "xlf")) == unit.format("<target>A</target>")
+
+
+INLINE = st.recursive(
+    st.sampled_from(
+        ["a ", "b", " c", "&lt;", "<ph/>", "<!-- x -->", "<![CDATA[<d> ]]>"]
+        + [f'<{name} i="{i}"/>' for name in ("bpt", "ept") for i in (1, 2)]
+    ),
+    lambda inner: st.lists(inner).map(lambda parts: f"<hi>{''.join(parts)}</hi>"),
+)
+
+
+@given(st.lists(INLINE), st.text("ab <&\x0c"), st.data())
+def test_any_translation_is_well_formed(read, inline, translation, data):
+    content = tmx(("en", f"<seg>x {''.join(inline)}</seg>"))
+    document = read(content)
+    (segment,) = document.segments
+    sources, targets = (
+        [(i, i + 1) for i, character in enumerate(text) if not character.isspace()]
+        for text in (segment.text, translation)
+    )
+    pairs = [(i, j) for i in range(len(sources)) for j in range(len(targets))]
+    links = data.draw(st.lists(st.sampled_from(pairs)) if pairs else st.just([]))
+    carried, _ = carry_tags(segment, translation, Alignment(sources, targets, links))
+    source, target = ElementTree.fromstring(document.translated([carried])).iter("seg")
+    assert "".join(target.itertext()) == translation.replace("\x0c", "")
+    tags = [sorted(element.tag for element in seg.iter()) for seg in (source, target)]
+    assert tags[0] == tags[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("<tmx>\n<tu>", r"a\.tmx:2: is not XML \(no element found\)"),
+        ("", r"a\.tmx:1: is not XML \(no element found\)"),
+        ("<!DOCTYPE x [<!ENTITY e 'e'>]><x>&e;</x>", r"a\.tmx:1: declares entities or elements"),
+        ("<?xml version='1.0' encoding='utf-16'?><x/>", r"a\.tmx:1: must be UTF-8 \(utf-16\)"),
+    ],
+)
+def test_what_is_not_plain_xml_is_refused(read, content, message):
+    with pytest.raises(DataError, match=message):
+        read(content)

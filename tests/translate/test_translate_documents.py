@@ -1,0 +1,129 @@
+"""Segments of several sentences are translated by sentences, and none is lost."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.documents.carry import carry_tags
+from tformer_cli.documents.segment import Segment, Tag
+from tformer_cli.errors import DataError
+from tformer_cli.translate.documents import joined, sentence_spans, translate_document
+from tformer_cli.translate.postprocess import Translation
+from tformer_cli.translate.translator import TranslatedLine
+
+
+def translation(text, source, links=None):
+    words = (tuple(source.split()), tuple(text.split())) if links is not None else (None, None)
+    return Translation(
+        text, (), 0.0, 0.0, finished=True, source_words=words[0], words=words[1], alignments=links
+    )
+
+
+class Shouting:
+    """Translates by capital letters, word by word, and remembers the sentences."""
+
+    languages = "en", "de"
+    postprocessor = SimpleNamespace(separator=" ")
+
+    def __init__(self, *, has_aligner=True):
+        self.load_aligner = object if has_aligner else None
+        self.seen = []
+
+    def translate_windows(self, windows, count, *, has_phrases, aligned, **options):
+        for window in windows:
+            self.seen += [(line.where, line.text) for line in window]
+            yield [TranslatedLine(1, line.text, [self._one(line.text, aligned)]) for line in window]
+
+    def _one(self, text, aligned):
+        if "fail" in text:
+            raise DataError("line", "fails")
+        links = tuple((i, i) for i, _ in enumerate(text.split())) if aligned else None
+        return translation(text.upper(), text, links)
+
+
+@pytest.fixture
+def film(tmp_path):
+    path = tmp_path / "film.srt"
+    path.write_text("1\n00:00:01,000 --> 00:00:02,500\nOne <i>two</i>.\nThree!\n", encoding="utf-8")
+    return path
+
+
+def test_sentences_are_translated_one_by_one(film):
+    translator, output = Shouting(), film.with_name("out.srt")
+    totals = []
+    report = translate_document(translator, film, output, on_start=totals.append)
+    assert translator.seen == [(f"{film}:3", "One two."), (f"{film}:3", "Three!")]
+    assert output.read_text(encoding="utf-8").endswith("\nONE <i>TWO</i>.\nTHREE!\n")
+    assert (report, totals) == (("srt", 1, 2, 2, 0), [2])
+
+
+def test_without_an_aligner_tags_are_put_by_position(film):
+    warnings, output = [], film.with_name("out.srt")
+    translate_document(Shouting(has_aligner=False), film, output, on_warning=warnings.append)
+    assert output.read_text(encoding="utf-8").endswith("\nONE <i>TWO</i>.\nTHREE!\n")
+    (warning,) = warnings
+    assert str(warning) == (
+        f"{film}: has inline tags that are put by position: this model aligns no words"
+    )
+
+
+def test_a_tag_that_is_not_carried_is_named(film):
+    class Dropping(Shouting):
+        def _one(self, text, aligned):
+            return translation("x", text, ((0, 0),))
+
+    warnings = []
+    report = translate_document(
+        Dropping(), film, film.with_name("out.srt"), on_warning=warnings.append
+    )
+    what = "has an inline tag around words without a translation"
+    assert [str(warning) for warning in warnings] == [f"{film}:3: {what} (<i>)"]
+    assert report.lost_tags == 1
+
+
+def test_nothing_is_written_if_a_translation_fails(film):
+    output = film.with_name("out.srt")
+    output.write_text("before", encoding="utf-8")
+    film.write_text(film.read_text(encoding="utf-8") + "fail", encoding="utf-8")
+    with pytest.raises(DataError, match="fails"):
+        translate_document(Shouting(), film, output)
+    assert output.read_text(encoding="utf-8") == "before"
+    assert sorted(film.parent.iterdir()) == [film, output]
+
+
+def test_a_document_is_written_with_its_translations(tmp_path):
+    path, output = tmp_path / "data.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"id": 7, "body": "One. Two."}\n{"body": "", "id": 8}\n', encoding="utf-8")
+    report = translate_document(Shouting(), path, output, field="body")
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert rows == [{"id": 7, "body": "ONE. TWO."}, {"body": "", "id": 8}]
+    assert report == ("jsonl", 1, 2, 0, 0)
+
+
+def test_languages_without_spaces_get_none():
+    text = "好。 很好。"
+    spans = sentence_spans(text)
+    parts = [translation(text[start:end], text[start:end]) for start, end in spans]
+    assert joined(text, spans, parts, "")[0] == "好。很好。"
+
+
+@given(st.text(alphabet="aAb.!? \n\u202b"))
+def test_joined_sentences_are_the_text(text):
+    spans = sentence_spans(text)
+    parts = [translation(text[start:end], text[start:end], ()) for start, end in spans]
+    result, alignment = joined(text, spans, parts, " ")
+    assert result.split() == text.split()
+    assert result.count("\n") == text.count("\n")
+    assert [result[slice(*span)] for span in alignment.target] == result.split()
+
+
+def test_a_tag_over_two_sentences_is_carried():
+    segment = Segment("One two. Three four.", (Tag(4, 14, "<b>", "</b>"),))
+    spans = sentence_spans(segment.text)
+    identity = ((0, 0), (1, 1))
+    parts = [translation(text, text, identity) for text in ("One two.", "Three four.")]
+    carried, lost = carry_tags(segment, *joined(segment.text, spans, parts, " "))
+    assert (carried, lost) == (segment, [])

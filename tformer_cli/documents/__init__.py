@@ -1,0 +1,1 @@
+"""Files whose text is translated while their structure stays."""

@@ -1,0 +1,126 @@
+"""Inline tags of a segment carried to its translation by word alignment."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from tformer_cli.documents.segment import Segment, Span, Tag
+
+
+class Alignment(NamedTuple):
+    """The words of a text and of its translation, in their order, and which of them are aligned."""
+
+    source: Sequence[Span]
+    target: Sequence[Span]
+    links: Collection[tuple[int, int]]  # (source word, target word)
+
+
+def carry_tags(
+    segment: Segment, translation: str, alignment: Alignment
+) -> tuple[Segment, list[Tag]]:
+    """Return a translation with all tags of its source, and the tags whose words have no target.
+
+    A tag around words is put around the longest run of target words that are aligned to them, with
+    unaligned words between. A tag without such words, or between two words, is put where it
+    separates the fewest aligned pairs; such tags keep their order.
+    """
+    carrier = _Carrier(segment, translation, alignment)
+    for tag in segment.tags:
+        carrier.put(tag)
+    return Segment(translation, tuple(carrier.placed)), carrier.lost
+
+
+class _Carrier:
+    """Puts the tags of a segment into its translation, one after the other."""
+
+    def __init__(self, segment: Segment, translation: str, alignment: Alignment) -> None:
+        self.segment = segment
+        self.translation = translation
+        self.source, self.target, self.links = alignment
+        self.sources: list[set[int]] = [set() for _ in self.target]
+        for source, target in self.links:
+            self.sources[target].add(source)
+        self.placed: list[Tag] = []
+        self.lost: list[Tag] = []
+        # By the tag around them: the spans that are taken, and the last tag between two words.
+        self._taken: defaultdict[int | None, list[Span]] = defaultdict(list)
+        self._last: defaultdict[int | None, int] = defaultdict(int)
+
+    def put(self, tag: Tag) -> None:
+        """Put a tag, whose parent has been put, and note whether its words are lost."""
+        text = self.segment.text
+        outer, parent = Tag(0, len(self.translation), ""), Tag(0, len(text), "")
+        if tag.parent is not None:
+            outer, parent = self.placed[tag.parent], self.segment.tags[tag.parent]
+        has_text = text[tag.start : tag.end].strip() != ""
+        span = self._span(tag, parent, outer) if has_text else None
+        if span is None:
+            position = max(self._position(tag.start), self._last[tag.parent])
+            position = min(max(position, outer.start), outer.end)
+            self._last[tag.parent] = position
+            span = position, position
+            self.lost += [tag] if has_text else []
+        else:
+            self._taken[tag.parent].append(span)
+        self.placed.append(tag._replace(start=span[0], end=span[1]))
+
+    def _span(self, tag: Tag, parent: Tag, outer: Tag) -> Span | None:
+        """Return the characters that a tag is put around, if there are any."""
+        text = self.segment.text
+        if not (text[parent.start : tag.start] + text[tag.end : parent.end]).strip():
+            return outer.start, outer.end
+        first = bisect_right([end for _, end in self.source], tag.start)
+        words = {i for i in range(first, len(self.source)) if self.source[i][0] < tag.end}
+        targets = self._longest_run(words, outer, self._taken[tag.parent])
+        if not targets:
+            return None
+        start, end = self.target[targets[0]][0], self.target[targets[-1]][1]
+        within = self.translation.find(text[tag.start : tag.end], start, end)
+        if len(words) == 1 and within >= 0:
+            # A part of a word, such as the index of a formula.
+            return within, within + tag.end - tag.start
+        return _trimmed(self.translation, start, end, text[tag.start], text[tag.end - 1])
+
+    def _longest_run(self, words: set[int], outer: Tag, taken: Sequence[Span]) -> list[int]:
+        """Return the target words aligned to `words` in the longest run without any of others."""
+        best: list[int] = []
+        run: list[int] = []
+        for target, (start, end) in enumerate(self.target):
+            is_free = outer.start <= start and end <= outer.end
+            is_free = is_free and not any(low <= start and end <= high for low, high in taken)
+            if is_free and not words.isdisjoint(self.sources[target]):
+                run = [*run, target]
+                best = max(best, run, key=len)
+            elif self.sources[target] or not is_free:
+                run = []
+        return best
+
+    def _position(self, position: int) -> int:
+        """Return where a tag between two words separates the fewest aligned pairs."""
+        word = bisect_right([end for _, end in self.source], position)
+        if word == len(self.source) or not self.target:
+            return len(self.translation)
+        if word == 0:
+            return 0
+        costs = [0] * (len(self.target) + 1)
+        for source, target in self.links:
+            # Moving the boundary behind the target word separates the pair, or no longer does.
+            costs[target + 1] += 1 if source >= word else -1
+        totals = list(accumulate(costs))
+        before = totals.index(min(totals))
+        follows_word = self.segment.text[position : position + 1].isspace()
+        if before == len(self.target) or (before and follows_word):
+            return self.target[before - 1][1]
+        return self.target[before][0]
+
+
+def _trimmed(text: str, start: int, end: int, first: str, last: str) -> Span:
+    """Return a span without punctuation at an end where the source begins, or ends, with a word."""
+    inner = [character.isalnum() for character in text[start:end]]
+    if not any(inner):
+        return start, end
+    left = inner.index(True) if first.isalnum() else 0
+    right = inner[::-1].index(True) if last.isalnum() else 0
+    return start + left, end - right

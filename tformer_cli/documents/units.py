@@ -1,0 +1,109 @@
+"""Translation units of TMX and XLIFF: what has no translation yet gets one."""
+
+from collections.abc import Iterator
+from functools import partial
+from xml.sax.saxutils import quoteattr
+
+from tformer_cli.documents.segment import Content, Entry, Segment, Span, Token
+from tformer_cli.documents.xml import Element, encode_markup, parse, text_tokens
+
+# Inline elements around text, and those that begin and end what others are around.
+_AROUND = {"g", "hi", "mrk", "pc"}
+_BEGINS, _ENDS = {"bpt", "bx", "sc"}, {"ept", "ex", "ec"}
+
+
+def tmx_entries(content: Content) -> Iterator[Entry]:
+    """Yield the source of each unit of a memory whose target is missing or empty.
+
+    Raises:
+        DataError: the memory is not XML.
+    """
+    for unit in parse(content).iter():
+        if unit.name != "tu":
+            continue
+        variant = _variant(unit, content.source_language)
+        source = variant and variant.first("seg")
+        translated = _variant(unit, content.target_language)
+        if variant and source and translated is None:
+            opening = f"<tuv xml:lang={quoteattr(content.target_language)}><seg>"
+            yield _entry(content, source, (variant.end, variant.end), opening, "</seg></tuv>")
+        elif source and translated and (target := translated.first("seg")):
+            yield from _empty(content, source, target)
+
+
+def xliff_entries(content: Content) -> Iterator[Entry]:
+    """Yield the source of each unit, of XLIFF 1.2 or 2, whose target is missing or empty.
+
+    Raises:
+        DataError: the file is not XML.
+    """
+    untranslatable = 0
+    for unit in parse(content).iter():
+        if unit.attributes.get("translate") == "no":
+            untranslatable = max(untranslatable, unit.end)
+        source = unit.first("source")
+        if unit.name not in ("trans-unit", "segment") or not source or unit.start < untranslatable:
+            continue
+        target = unit.first("target")
+        if target:
+            yield from _empty(content, source, target)
+        else:
+            end = (unit.first("seg-source") or source).end
+            yield _entry(content, source, (end, end), "<target>", "</target>")
+
+
+def _variant(unit: Element, language: str) -> Element | None:
+    """Return the variant of a language, or else of a region of it."""
+    variants = {
+        (variant.attributes.get("xml:lang") or variant.attributes.get("lang") or "")
+        .lower()
+        .replace("_", "-"): variant
+        for variant in reversed(unit.children)
+        if variant.name == "tuv"
+    }
+    wanted = language.lower().replace("_", "-")
+    codes = [code for code in reversed(variants) if code.startswith(f"{wanted}-")]
+    return next((variants[code] for code in [wanted, *codes] if code in variants), None)
+
+
+def _empty(content: Content, source: Element, target: Element) -> Iterator[Entry]:
+    """Yield the entry of a unit if its target is empty."""
+    text = content.text
+    if target.content_start == target.end:
+        opening = text[target.start : target.end - 2].rstrip() + ">"
+        yield _entry(content, source, (target.start, target.end), opening, f"</{target.name}>")
+    elif not text[target.content_start : target.content_end].strip():
+        yield _entry(content, source, (target.content_start, target.content_end), "", "")
+
+
+def _entry(content: Content, source: Element, target: Span, opening: str, closing: str) -> Entry:
+    segment = Segment.of(_tokens(content.text, source))
+    span = source.content_start, source.content_end
+    return Entry(span, target, segment, partial(_encode, opening, closing))
+
+
+def _encode(opening: str, closing: str, segment: Segment) -> str:
+    return opening + encode_markup(segment) + closing
+
+
+def _tokens(text: str, element: Element) -> Iterator[Token]:
+    """Yield the text and the inline elements of an element."""
+    position = element.content_start
+    for child in element.children:
+        yield from text_tokens(text[position : child.start])
+        raw, attributes = text[child.start : child.end], child.attributes
+        keys = ("startRef", "i", "rid", "id")
+        # What begins in an element must end in it.
+        pair = f"{element.start} {next((attributes[key] for key in keys if key in attributes), '')}"
+        if child.name in _AROUND:
+            yield Token("open", text[child.start : child.content_start], child.name)
+            yield from _tokens(text, child)
+            yield Token("close", text[child.content_end : child.end], child.name)
+        elif child.name in _BEGINS:
+            yield Token("open", raw, pair)
+        elif child.name in _ENDS:
+            yield Token("close", raw, pair)
+        else:
+            yield Token("point", raw)
+        position = child.end
+    yield from text_tokens(text[position : element.content_end])

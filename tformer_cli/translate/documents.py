@@ -1,0 +1,170 @@
+"""Translation of a document: sentence by sentence, with inline tags carried by word alignment."""
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Unpack
+
+from tformer_cli.corpus.prefetch import chunks
+from tformer_cli.documents.carry import Alignment, carry_tags
+from tformer_cli.documents.document import Document, check_same_kind, read_document
+from tformer_cli.documents.segment import Segment, Span
+from tformer_cli.errors import Problem
+from tformer_cli.search.engine import OnWarning
+from tformer_cli.storage.atomic import open_atomic
+from tformer_cli.text.segments import sentence_ends, text_spans
+from tformer_cli.translate.options import TranslateOptions
+from tformer_cli.translate.postprocess import Translation
+from tformer_cli.translate.preprocess import InputLine
+from tformer_cli.translate.translator import WINDOW_LINES, Translator
+
+
+class DocumentReport(NamedTuple):
+    """What a document had: its extension, and counts."""
+
+    kind: str
+    segments: int  # that have letters
+    sentences: int
+    tags: int  # inline
+    lost_tags: int  # whose words have no translation
+
+
+def translate_document(
+    translator: Translator,
+    path: Path,
+    output: Path,
+    *,
+    field: str | None = None,
+    on_start: Callable[[int], object] = lambda count: None,
+    **options: Unpack[TranslateOptions],
+) -> DocumentReport:
+    """Write a document with the translations of its segments, and return what it had.
+
+    Args:
+        translator: what translates the sentences; without alignments, inline tags are put by
+            their position.
+        path: the document, plain or `.gz`; its extension is one of `FORMATS`.
+        output: the same kind of file, which appears whole; it may be `path`.
+        field: key of the text in each object of a `.jsonl` file; None for `text`.
+        on_start: called with the number of sentences.
+        options: those of `TranslateOptions`.
+
+    Raises:
+        TformerError: the document cannot be read, translated or written.
+    """
+    check_same_kind(path, output)
+    source_language, target_language = translator.languages
+    document = read_document(
+        path, field=field, source_language=source_language, target_language=target_language
+    )
+    on_warning: OnWarning = options.get("on_warning", lambda problem: None)
+    num_tags = sum(len(segment.tags) for segment in document.segments)
+    if num_tags and translator.load_aligner is None:
+        what = "has inline tags that are put by position: this model aligns no words"
+        on_warning(Problem(str(path), what))
+    if not document.segments:
+        on_warning(Problem(str(path), "has no text to translate"))
+    sentences = [sentence_spans(segment.text) for segment in document.segments]
+    num_sentences = sum(map(len, sentences))
+    on_start(num_sentences)
+    lost = list[Problem]()
+    # The output is opened first: what cannot be written is not translated.
+    with open_atomic(output) as file:
+        options["scored"] = False
+        options["aligned"] = num_tags > 0 and translator.load_aligner is not None
+        file.write(document.translated(_translate(translator, document, sentences, lost, options)))
+    for problem in lost:
+        on_warning(problem)
+    kind = document.kind.removeprefix(".")
+    return DocumentReport(kind, len(document.segments), num_sentences, num_tags, len(lost))
+
+
+def _translate(
+    translator: Translator,
+    document: Document,
+    sentences: Sequence[Sequence[Span]],
+    lost: list[Problem],
+    options: TranslateOptions,
+) -> list[Segment]:
+    """Return the translation of each segment; add the tags that are not carried to `lost`."""
+    segments = list(zip(document.segments, sentences, document.where, strict=True))
+    lines = (
+        InputLine(segment.text[start:end], where=where)
+        for segment, spans, where in segments
+        for start, end in spans
+    )
+    windows = translator.translate_windows(
+        chunks(lines, WINDOW_LINES), 1, has_phrases=False, **options
+    )
+    translations = (line.translations[0] for window in windows for line in window)
+    separator = translator.postprocessor.separator
+    translated = []
+    for segment, spans, where in segments:
+        parts = [next(translations) for _ in spans]
+        carried, tags = carry_tags(segment, *joined(segment.text, spans, parts, separator))
+        what = "has an inline tag around words without a translation"
+        lost += [Problem(where, what, tag.opening) for tag in tags]
+        translated.append(carried)
+    return translated
+
+
+def sentence_spans(text: str) -> list[Span]:
+    """Return the characters of each sentence of a text, none of which goes over a line."""
+    spans = []
+    for line in re.finditer(r"[^\n]+", text):
+        for start, end in pairwise([0, *sentence_ends(line[0])]):
+            sentence = line[0][start:end]
+            if sentence.strip():
+                first = line.start() + start + len(sentence) - len(sentence.lstrip())
+                spans.append((first, first + len(sentence.strip())))
+    return spans
+
+
+def joined(
+    text: str, spans: Sequence[Span], translations: Sequence[Translation], separator: str
+) -> tuple[str, Alignment]:
+    """Return the translation of a text of several sentences, and the alignment of its words.
+
+    The whitespace around the text, and around its lines, stays; other sentences have the separator
+    of the target language between them.
+    """
+    result, position = "", 0
+    source, target = list[Span](), list[Span]()
+    links = list[tuple[int, int]]()
+    for (start, end), translation in zip(spans, translations, strict=True):
+        gap = text[position:start]
+        result += gap if not position or "\n" in gap else separator
+        words, new_words, pairs = _aligned_words(text[start:end], translation)
+        links += [(len(source) + i, len(target) + j) for i, j in pairs]
+        source += [(start + first, start + last) for first, last in words]
+        target += [(len(result) + first, len(result) + last) for first, last in new_words]
+        result += translation.text
+        position = end
+    return result + text[position:], Alignment(source, target, links)
+
+
+def _aligned_words(
+    sentence: str, translation: Translation
+) -> tuple[list[Span], list[Span], Sequence[tuple[int, int]]]:
+    """Return the words of a sentence and of its translation, and their pairs.
+
+    Without alignments, words at the same share of the sentence are pairs.
+    """
+    if translation.alignments is None:
+        source, target = (
+            [word.span() for word in re.finditer(r"\S+", text)]
+            for text in (sentence, translation.text)
+        )
+        return source, target, [(j * len(source) // len(target), j) for j in range(len(target))]
+    source = _spans(sentence, translation.source_words or ())
+    target = _spans(translation.text, translation.words or ())
+    return source, target, translation.alignments
+
+
+def _spans(text: str, words: Sequence[str]) -> list[Span]:
+    """Return the characters of each word; none, behind the word before, if it is not found."""
+    spans = [(0, 0)]
+    for start, end in text_spans(text, words):
+        spans.append((start, end) if end else (spans[-1][1],) * 2)
+    return spans[1:]
