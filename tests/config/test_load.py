@@ -404,6 +404,7 @@ _RULED = {
     "shared": st.just(True),
     "tie_embeddings": st.sampled_from(["none", "output"]),
     "max_steps": st.integers(1000, MAX_COUNT),
+    "freeze": st.sampled_from([(), ("embeddings",)]),
     "bidirectional_steps": st.one_of(st.none(), st.integers(1, 999)),
     "warmup_steps": st.integers(1, 1000),
     "validate_every": st.integers(1, 1000),

@@ -179,6 +179,7 @@ FOUND = DryRun(
     device="cpu",
     precision="float32",
     num_parameters=1_234_567,
+    num_frozen_parameters=0,
     vocabulary_sizes=(2000, 1000),
     unit="pair",
     num_pairs=29_000,

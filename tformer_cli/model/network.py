@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -81,9 +81,22 @@ class Network(nn.Module, ABC):
         for stack in self.stacks():
             stack.run_layer = compiled
 
+    def freeze(self, parts: Collection[str]) -> None:
+        """Exclude the weights of some parts from training; `network_part` says which they are."""
+        for name, weight in self.named_parameters():
+            weight.requires_grad_(network_part(name) not in parts)
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are not frozen; tied ones occur once."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
     def num_parameters(self) -> int:
         """Return the number of parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def num_frozen_parameters(self) -> int:
+        """Return the number of parameters that are excluded from training."""
+        return self.num_parameters() - sum(x.numel() for x in self.trained_parameters())
 
 
 class Seq2Seq(Network):
@@ -142,6 +155,16 @@ class Seq2Seq(Network):
     @abstractmethod
     def decode_step_hidden(self, target: Tensor, cache: DecoderCache) -> Tensor:
         """Return the hidden states (B, K, D) of `decode_step`."""
+
+
+def network_part(weight: str) -> str:
+    """Return the part that a weight belongs to: `embeddings`, the name of a stack, or `output`.
+
+    Embeddings are those of all stacks, with positions that are added to them. Tied weights belong
+    where they occur first, so an output tied to embeddings belongs to these.
+    """
+    module, inner = weight.split(".")[:2]
+    return inner if inner == "embeddings" else module
 
 
 def replace_modules(module: Module, replacements: Mapping[nn.Module, nn.Module]) -> Module:

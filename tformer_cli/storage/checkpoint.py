@@ -65,13 +65,17 @@ class Moment(NamedTuple):
 def optimizer_moments(
     model: nn.Module, optimizer: torch.optim.Optimizer, world: World = SINGLE_PROCESS
 ) -> list[Moment]:
-    """Return the state that an optimizer has after a step, of all processes, in order of names."""
+    """Return the state that an optimizer has after a step, of all processes, in order of names.
+
+    Frozen parameters have none, and no owner.
+    """
     keys = {
         parameter: MUON_STATE if "momentum" in group else ADAM_STATE
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    names, parameters = zip(*trained, strict=True)
     moments = [
         Moment(
             f"{name}/{key}",
@@ -83,7 +87,6 @@ def optimizer_moments(
         )
         for name, parameter, owner in zip(names, parameters, world.owners(parameters), strict=True)
         for key in keys[parameter]
-        if parameter.requires_grad
     ]
     return sorted(moments, key=lambda moment: moment.name)
 

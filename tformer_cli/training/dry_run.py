@@ -32,7 +32,7 @@ from tformer_cli.text.vocabulary import NUM_SPECIAL, tag_ids
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.recovery import memory_shortage_reported
 from tformer_cli.training.resume import check_run_folder
-from tformer_cli.training.setup import Phase, TrainingData, run_tokenizers
+from tformer_cli.training.setup import Phase, TrainingData, describe_parameters, run_tokenizers
 from tformer_cli.training.shutdown import sigterm_raised
 from tformer_cli.training.step import NonFiniteStep, StepReport, TrainState, train_steps
 from tformer_cli.training.trainer import Trainer
@@ -62,6 +62,7 @@ class DryRun:
     device: str
     precision: str
     num_parameters: int
+    num_frozen_parameters: int
     vocabulary_sizes: tuple[int, int]
     unit: str  # pair, or line of a monolingual text
     num_pairs: int
@@ -95,8 +96,8 @@ class DryRun:
             free += ", which is not enough"
         return "\n".join(
             (
-                f"model: {self.num_parameters:,} parameters, vocabulary {sizes}, "
-                f"on {self.device} in {self.precision}",
+                f"model: {describe_parameters(self.num_parameters, self.num_frozen_parameters)}, "
+                f"vocabulary {sizes}, on {self.device} in {self.precision}",
                 f"training text: {text}",
                 f"largest batch: {worst.rows:,} x {worst.width:,} tokens a side, "
                 f"{self.worst_seconds:.2f} seconds a step",
@@ -159,6 +160,7 @@ def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
         device=str(state.device),
         precision=str(state.precision).removeprefix("torch."),
         num_parameters=state.model.num_parameters(),
+        num_frozen_parameters=state.model.num_frozen_parameters(),
         vocabulary_sizes=(trainer.tokenizers.source.size, trainer.tokenizers.target.size),
         unit=trainer.config.data.unit,
         num_pairs=num_pairs,

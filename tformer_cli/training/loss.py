@@ -175,8 +175,9 @@ class _ChunkedLoss(torch.autograd.Function):
         kernel: Kernel,
     ) -> tuple[Tensor, ...]:
         states_grad = torch.empty_like(hidden_states)
-        weight_grad = torch.zeros_like(weight)
-        bias_grad = None if bias is None else torch.zeros_like(bias)
+        # A frozen projection has none.
+        weight_grad = torch.zeros_like(weight) if weight.requires_grad else None
+        bias_grad = None if bias is None or not bias.requires_grad else torch.zeros_like(bias)
         shape = num_passes, len(targets), hidden_states.shape[-1]
         size = ROWS_ON_CPU if hidden_states.device.type == "cpu" else ROWS_ON_GPU
         size //= num_passes
@@ -191,7 +192,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 totals.append(sums)
                 weight = weight.to(gradient.dtype)
                 states_grad.view(shape)[:, rows] = (gradient @ weight).view_as(chunk)
-                weight_grad += gradient.t() @ chunk.flatten(0, 1).to(gradient.dtype)
+                if weight_grad is not None:
+                    weight_grad += gradient.t() @ chunk.flatten(0, 1).to(gradient.dtype)
                 if bias_grad is not None:
                     bias_grad += gradient.sum(dim=0)
             # Or they would exist beside those of the next chunk.

@@ -34,7 +34,7 @@ Schedule = Callable[[int], float]
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of a model's parameters.
+    """Return the optimizer of a model's parameters, without those that are frozen.
 
     Norms, biases and embeddings (and an output tied to one) form a group without weight decay. Muon
     moves the matrices inside the layers.
@@ -46,6 +46,8 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
     output: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if parameter.dim() < 2 or id(parameter) in embeddings:
             others.append(parameter)
         elif name == OUTPUT_WEIGHT:
@@ -195,11 +197,12 @@ class PartReport(NamedTuple):
 def watch_parts(model: nn.Module, grad_norms: Tensor) -> Callable[[], dict[str, PartReport]]:
     """Return a function that reports, after an optimizer step, what it did to each part.
 
-    `grad_norms` (P,) are those of the P weights.
+    `grad_norms` (P,) are those of the P weights that are not frozen.
     """
     parts: dict[str, list[nn.Parameter]] = {}
     norms: dict[str, list[float]] = {}
-    for (name, weight), norm in zip(model.named_parameters(), grad_norms.tolist(), strict=True):
+    trained = [item for item in model.named_parameters() if item[1].requires_grad]
+    for (name, weight), norm in zip(trained, grad_norms.tolist(), strict=True):
         parts.setdefault(part_of(name), []).append(weight)
         norms.setdefault(part_of(name), []).append(norm)
     before = {part: [w.detach().clone() for w in weights] for part, weights in parts.items()}

@@ -204,14 +204,19 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
     precision = str(state.precision).removeprefix("torch.")
     kernels = ", with compiled layers" if can_compile(state.device) else ""
     processes = "" if state.world.size == 1 else f", {state.world.size} processes"
+    counts = state.model.num_parameters(), state.model.num_frozen_parameters()
     return (
-        f"{languages}: "
-        f"{state.model.num_parameters():,} parameters, "
+        f"{languages}: {describe_parameters(*counts)}, "
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
         f"{num_steps:,} steps in epoch {epoch}, "
         f"{config.training.max_steps:,} steps in all{phases}, "
         f"on {state.device} in {precision}{kernels}{processes}"
     )
+
+
+def describe_parameters(count: int, num_frozen: int) -> str:
+    """Return how many parameters a model has, and how many of them are frozen, if any."""
+    return f"{count:,} parameters" + (f" ({num_frozen:,} frozen)" if num_frozen else "")
 
 
 def slow_attention(

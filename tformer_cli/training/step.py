@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, DataPosition
@@ -157,7 +157,7 @@ def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepRepor
     # It moves the weights with a gradient, those of this process.
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    state.world.broadcast_from_owners_([weight.detach() for weight in model.parameters()])
+    state.world.broadcast_from_owners_([weight.detach() for weight in model.trained_parameters()])
     report = StepReport(
         step=step,
         next_position=batch.next_position,
@@ -213,7 +213,7 @@ class _Gradient(NamedTuple):
     accuracy: float
     divergence: float
     norm: float
-    norms: Tensor  # (P,) of the gradient of each weight
+    norms: Tensor  # (P,) of the gradient of each weight that is not frozen
     num_tokens: int
     num_oom_micro_batches: int
     loss_scale: LossScale
@@ -262,9 +262,9 @@ def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradie
         state.optimizer.zero_grad(set_to_none=True)
 
 
-def _reduce_gradients(model: nn.Module, world: World) -> None:
+def _reduce_gradients(model: Network, world: World) -> None:
     """Sum the gradient of each weight in the process that owns it, and free it in the others."""
-    weights = list(model.parameters())
+    weights = model.trained_parameters()
     gradients = [
         # A process without rows has no micro-batch.
         torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -275,9 +275,9 @@ def _reduce_gradients(model: nn.Module, world: World) -> None:
         weight.grad = gradient if owner == world.rank else None
 
 
-def _gradients(model: nn.Module) -> list[Tensor]:
-    """Return the gradient of each weight, or a scalar of 0 where another process owns it."""
-    weights = list(model.parameters())
+def _gradients(model: Network) -> list[Tensor]:
+    """Return the gradient of each trained weight, a scalar of 0 where another process owns it."""
+    weights = model.trained_parameters()
     zero = weights[0].new_zeros(())
     return [zero if weight.grad is None else weight.grad for weight in weights]
 

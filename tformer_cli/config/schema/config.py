@@ -30,7 +30,12 @@ OF_TRANSLATIONS = (
     "decoding",
     "evaluation",
 )
-
+# Stacks of each kind of network.
+STACKS = {
+    "encoder_decoder": ("encoder", "decoder"),
+    "decoder_only": ("stream",),
+    "masked_encoder": ("encoder",),
+}
 
 BleuTokenizer = Literal[
     "auto", "13a", "intl", "char", "none", "zh", "ja-mecab", "ko-mecab", "spm", "flores200"
@@ -100,6 +105,7 @@ class Config:
         yield from self._conflicts_of_consistency()
         yield from self._conflicts_of_both_directions()
         yield from self._conflicts_of_noise()
+        yield from self._conflicts_of_freezing()
         if self.training.batch_tokens <= self.data.max_length:
             yield Problem(
                 "training.batch_tokens",
@@ -208,6 +214,23 @@ class Config:
                 if getattr(self.training, key) is not None:
                     what = "changes sentence pairs, and a masked_encoder has none"
                     yield Problem(f"training.{key}", what, remedy="write null")
+
+    def _conflicts_of_freezing(self) -> Iterator[Problem]:
+        parts = ["embeddings", *STACKS[self.model.kind]]
+        has_bias = isinstance(self.model, EncoderDecoderConfig) and self.model.output_bias
+        if self.model.tie_embeddings == "none" or has_bias:
+            parts.append("output")
+        frozen = self.training.freeze
+        for index, part in enumerate(frozen):
+            if part not in parts:
+                what = f"has no weights of its own with model.kind {self.model.kind}"
+                if part == "output":
+                    what += f" and tie_embeddings {self.model.tie_embeddings}"
+                remedy = f"choose from: {', '.join(parts)}"
+                yield Problem(f"training.freeze.{index}", what, remedy=remedy)
+        if {*parts} <= {*frozen}:
+            what = "leaves no weight to train"
+            yield Problem("training.freeze", what, ", ".join(frozen), "leave a part out")
 
     def _conflicts_of_both_directions(self) -> Iterator[Problem]:
         if self.training.bidirectional_steps is None:

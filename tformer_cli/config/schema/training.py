@@ -192,6 +192,10 @@ class SourceNoiseConfig:
     """Maximum number of positions that a token moves."""
 
 
+# Of a network; `stream` is the stack of a decoder_only one.
+Part = Literal["embeddings", "encoder", "decoder", "stream", "output"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
     """The training loop."""
@@ -254,6 +258,9 @@ class TrainingConfig:
     init_from: Annotated[Path | None, Former("initialize_from")] = None
     """Run folder whose tokenizers and latest weights initialize the training (fine-tuning); an
     encoder_decoder may be initialized from a masked_encoder."""
+    freeze: tuple[Part, ...] = ()
+    """Parts of the network whose weights stay as they are: a stack without its embeddings, the
+    embeddings of all stacks, or the output projection; one tied to embeddings belongs to them."""
     log_parameter_norms: Annotated[bool, Former("watch_parts")] = False
     """Also log the gradient norm and the relative update of each part of the model."""
     tensorboard: bool = False

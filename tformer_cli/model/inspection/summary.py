@@ -13,7 +13,7 @@ from tformer_cli.kernels.dropout import Dropout
 from tformer_cli.model.build import build_network
 from tformer_cli.model.inspection.flops import TRAINING_FACTOR, count_flops
 from tformer_cli.model.layers import DecoderLayer
-from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.model.network import Network, Seq2Seq, network_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,7 @@ def parameters_by_part(network: Network) -> dict[str, int]:
     """
     counts = {"embeddings": 0, **{name: 0 for name, _ in network.named_children()}}
     for name, weight in network.named_parameters():
-        stack, part = name.split(".")[:2]
-        counts["embeddings" if part == "embeddings" else stack] += weight.numel()
+        counts[network_part(name)] += weight.numel()
     return counts
 
 
