@@ -39,6 +39,7 @@ COMMANDS = [
     "heatmap",
     "report",
     "import",
+    "trim",
     "export",
     "config",
     "config check",

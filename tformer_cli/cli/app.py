@@ -49,6 +49,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "heatmap": plot.heatmap,
     "report": plot.report,
     "import": export.import_,
+    "trim": export.trim,
     "export": export.export,
 }
 

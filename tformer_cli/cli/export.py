@@ -1,4 +1,4 @@
-"""`tformer export` and `tformer import`."""
+"""`tformer export`, `tformer import` and `tformer trim`."""
 
 import json
 import shlex
@@ -9,8 +9,15 @@ from typing import Annotated
 import typer
 
 from tformer_cli.choices import FormatName, Quantization
-from tformer_cli.cli.entry import tell
-from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen_run
+from tformer_cli.cli.bitext import (
+    FieldsOption,
+    OnErrorOption,
+    SourceArgument,
+    TargetArgument,
+    given_text,
+)
+from tformer_cli.cli.entry import suggest, tell
+from tformer_cli.cli.options import CheckpointOption, JsonOption, LeadingRunArgument, chosen_run
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.terminal import progress_bar
@@ -141,3 +148,45 @@ def import_(
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}"
     )
     tell(f"next: tformer translate {shlex.quote(str(run))}")
+
+
+def trim(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of the model.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Run folder to write.")],
+    source: SourceArgument,
+    target: TargetArgument = None,
+    fields: FieldsOption = None,
+    on_error: OnErrorOption = "stop",
+    checkpoint: CheckpointOption = "best",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run with a smaller vocabulary: the tokens of a parallel text.
+
+    A pretrained model has tokens for all text; one domain needs few of them. Text that the tokens
+    cover is translated as before. Other text is spelled by smaller tokens, characters or bytes.
+    The run can be translated with, fine-tuned (--init-from) and exported.
+
+    Example: tformer trim runs/opus runs/small memory.en memory.de
+
+    Example: tformer trim runs/opus runs/small memory.tmx --on-error skip
+    """
+    text = given_text(source, target, fields, on_error)
+
+    from tformer_cli.export.trim import trim_run
+
+    with progress_bar("pair") as bar:
+        before, after = trim_run(
+            RunDirectory(run),
+            RunDirectory(output),
+            text,
+            checkpoint=checkpoint,
+            on_done=bar.update,
+        )
+    if as_json:
+        content = {"before": before._asdict(), "after": after._asdict()}
+        typer.echo(json.dumps(content, indent=2))
+        return
+    for name, old, new in zip(before._fields, before, after, strict=True):
+        tell(f"{name.replace('_', ' ')}: {old:,} -> {new:,}")
+    tell(f"{output}: written")
+    suggest("translate", output)

@@ -177,7 +177,7 @@ def import_run(
     check_absent(run.path)
     trained = read_model(folder, source_language=source_language, target_language=target_language)
     with new_directory(run.path) as temporary:
-        _write_run(trained, RunDirectory(temporary))
+        write_run(trained, RunDirectory(temporary))
     return trained
 
 
@@ -207,7 +207,8 @@ def read_model(
     return read(folder, source_language=source_language, target_language=target_language)
 
 
-def _write_run(trained: TrainedModel, run: RunDirectory) -> None:
+def write_run(trained: TrainedModel, run: RunDirectory) -> None:
+    """Write a run folder that has a model, and no training that could be resumed."""
     write_text(run.config_file, dump_config(trained.config))
     trained.tokenizers.save(run.tokenizer)
     checkpoint = run.checkpoint(trained.step)

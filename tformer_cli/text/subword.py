@@ -74,6 +74,12 @@ class SubwordTokenizer:
         # Neither special tokens nor bytes.
         self.ordinary_ids = range(NUM_SPECIAL + len(self.byte_ids), self.size)
 
+    def trimmed(self, ids: Sequence[int]) -> "SubwordTokenizer":
+        """Return the tokenizer that has only some pieces, with ids in the same order."""
+        kept = set(ids)
+        model = _without_pieces(self.content, [i in kept for i in range(self.size)])
+        return SubwordTokenizer(model, self.normalizer, name="the trimmed vocabulary")
+
     def scores(self) -> list[float]:
         """Return the score of each piece: its order among the merges, or a log-probability."""
         return [self._processor.get_score(i) for i in range(self.size)]
@@ -142,6 +148,18 @@ class MarianTokenizer:
             for (code, _), pieces in zip(codes_and_texts, all_pieces, strict=True)
         ]
 
+    def trimmed(self, ids: Sequence[int]) -> "MarianTokenizer":
+        """Return the tokenizer that has only some pieces, with ids in the same order.
+
+        Its sentencepiece model keeps what the list of pieces lacks.
+        """
+        pieces = [self._tokens[i] for i in ids if i >= NUM_SPECIAL]
+        dropped = self._ids.keys() - pieces
+        own = (self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size()))
+        model = _without_pieces(self.model, [piece not in dropped for piece in own])
+        content = marian_file(model, pieces)
+        return MarianTokenizer(content, self.normalizer, name="the trimmed vocabulary")
+
     def split_code(self, line: str) -> tuple[str, str]:
         """Return a language code of the vocabulary at the start of a line, and the rest."""
         code, text = _split_code(line)
@@ -181,6 +199,44 @@ def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePie
             return SentencePieceProcessor(model_proto=model, num_threads=num_threads())
     got = f"{len(model):,} bytes" if model else "no bytes"
     raise CheckpointError(name, "is not a sentencepiece model", got=got, remedy=remedy)
+
+
+def _without_pieces(model: bytes, is_kept: Sequence[bool]) -> bytes:
+    """Return a serialized sentencepiece model without some of its pieces.
+
+    It is a message of Protocol Buffers, a list of fields: field 1 is a piece, the next one each
+    time, and field 4 has samples that need all pieces.
+    """
+    result, position, index = bytearray(), 0, 0
+    while position < len(model):
+        start = position
+        tag, position = _varint(model, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == 2:
+            length, position = _varint(model, position)
+            position += length
+        elif wire_type == 0:
+            _, position = _varint(model, position)
+        else:
+            position += {1: 8, 5: 4}[wire_type]
+        if number == 1:
+            is_dropped, index = not is_kept[index], index + 1
+        else:
+            is_dropped = number == 4
+        if not is_dropped:
+            result += model[start:position]
+    return bytes(result)
+
+
+def _varint(content: bytes, position: int) -> tuple[int, int]:
+    """Return the number that begins at a position, seven bits a byte, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = content[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
 
 
 def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,10 +27,12 @@ from tformer_cli.text.subword import (
     reservoir_sample,
 )
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
-from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, TRAIN_AGAIN
+from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, NUM_SPECIAL, TRAIN_AGAIN
 
 TOKENIZER_VERSION = 1
 HEADER_FILE = "tokenizer.json"
+# Bytes, language codes and special tokens of imported models.
+_FIXED = re.compile(r"<.+>|>>.+<<")
 
 Pairs = Callable[[], Iterable[tuple[str, str]]]
 
@@ -160,6 +163,50 @@ def load_tokenizers(directory: Path) -> Tokenizers:
         for name, normalizer in zip(names, normalizers, strict=True)
     )
     return Tokenizers(source, target, shared)
+
+
+def trim(
+    tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]
+) -> tuple[Tokenizers, tuple[list[int], list[int]]]:
+    """Return tokenizers with the tokens that a parallel text needs, and their former ids by side.
+
+    Text of which all tokens are left has the same tokens. What spells other text is left too:
+    bytes, single characters and tokens within others that are left; so are language codes.
+
+    Raises:
+        DataError: the tokens are no subwords.
+    """
+    sides = tokenizers.source, tokenizers.target
+    used: tuple[set[str], set[str]] = set(), set()
+    for pair in pairs:
+        for side, line, tokens in zip(sides, pair, used, strict=True):
+            tokens.update(side.tokens(side.encode(line)))
+    if tokenizers.shared:
+        used = (used[0] | used[1],) * 2
+    ids = _needed_ids(sides[0], used[0]), _needed_ids(sides[1], used[1])
+    source, target = (_trimmed(side, each) for side, each in zip(sides, ids, strict=True))
+    return Tokenizers(source, target, tokenizers.shared), ids
+
+
+def _trimmed(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokenizer:
+    if not isinstance(tokenizer, SubwordTokenizer | MarianTokenizer):
+        what = "must be of subwords, to be trimmed"
+        raise DataError("tokenizer.kind", what, got=tokenizer.kind, remedy="train with fewer words")
+    return tokenizer.trimmed(ids)
+
+
+def _needed_ids(tokenizer: Tokenizer, used: Iterable[str]) -> list[int]:
+    parts = {
+        token[start:end]
+        for token in used
+        for start in range(len(token))
+        for end in range(start + 1, len(token) + 1)
+    }
+    return [
+        i
+        for i, token in enumerate(tokenizer.tokens(range(tokenizer.size)))
+        if i < NUM_SPECIAL or len(token) == 1 or token in parts or _FIXED.fullmatch(token)
+    ]
 
 
 def _learned_tokenizers(config: LearnedTokenizerConfig, pairs: Pairs) -> Tokenizers:
