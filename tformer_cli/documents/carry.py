@@ -1,6 +1,6 @@
 """Inline tags of a segment carried to its translation by word alignment."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import accumulate
@@ -39,13 +39,16 @@ class _Carrier:
         self.segment = segment
         self.translation = translation
         self.source, self.target, self.links = alignment
-        self.sources: list[set[int]] = [set() for _ in self.target]
+        self.targets = defaultdict[int, set[int]](set)
         for source, target in self.links:
-            self.sources[target].add(source)
+            self.targets[source].add(target)
+        self.linked = {target for _, target in self.links}
+        self.source_starts, self.source_ends = _bounds(self.source)
+        self.target_starts, self.target_ends = _bounds(self.target)
         self.placed: list[Tag] = []
         self.lost: list[Tag] = []
-        # By the tag around them: the spans that are taken, and the last tag between two words.
-        self._taken: defaultdict[int | None, list[Span]] = defaultdict(list)
+        # By the tag around them: the target words with a tag, and the last tag between two words.
+        self._taken: defaultdict[int | None, set[int]] = defaultdict(set)
         self._last: defaultdict[int | None, int] = defaultdict(int)
 
     def put(self, tag: Tag) -> None:
@@ -63,7 +66,7 @@ class _Carrier:
             span = position, position
             self.lost += [tag] if has_text else []
         else:
-            self._taken[tag.parent].append(span)
+            self._taken[tag.parent].update(self._target_words(*span))
         self.placed.append(tag._replace(start=span[0], end=span[1]))
 
     def _span(self, tag: Tag, parent: Tag, outer: Tag) -> Span | None:
@@ -71,8 +74,9 @@ class _Carrier:
         text = self.segment.text
         if not (text[parent.start : tag.start] + text[tag.end : parent.end]).strip():
             return outer.start, outer.end
-        first = bisect_right([end for _, end in self.source], tag.start)
-        words = {i for i in range(first, len(self.source)) if self.source[i][0] < tag.end}
+        words = range(
+            bisect_right(self.source_ends, tag.start), bisect_left(self.source_starts, tag.end)
+        )
         targets = self._longest_run(words, outer, self._taken[tag.parent])
         if not targets:
             return None
@@ -83,23 +87,28 @@ class _Carrier:
             return within, within + tag.end - tag.start
         return _trimmed(self.translation, start, end, text[tag.start], text[tag.end - 1])
 
-    def _longest_run(self, words: set[int], outer: Tag, taken: Sequence[Span]) -> list[int]:
+    def _longest_run(self, words: range, outer: Tag, taken: Collection[int]) -> list[int]:
         """Return the target words aligned to `words` in the longest run without any of others."""
+        inside = self._target_words(outer.start, outer.end)
         best: list[int] = []
         run: list[int] = []
-        for target, (start, end) in enumerate(self.target):
-            is_free = outer.start <= start and end <= outer.end
-            is_free = is_free and not any(low <= start and end <= high for low, high in taken)
-            if is_free and not words.isdisjoint(self.sources[target]):
-                run = [*run, target]
-                best = max(best, run, key=len)
-            elif self.sources[target] or not is_free:
+        for target in sorted({target for word in words for target in self.targets[word]}):
+            if target not in inside or target in taken:
+                continue
+            between = range(run[-1] + 1, target) if run else ()
+            if any(word in self.linked or word in taken for word in between):
                 run = []
+            run.append(target)
+            best = run if len(run) > len(best) else best
         return best
+
+    def _target_words(self, start: int, end: int) -> range:
+        """Return the target words within some characters."""
+        return range(bisect_left(self.target_starts, start), bisect_right(self.target_ends, end))
 
     def _position(self, position: int) -> int:
         """Return where a tag between two words separates the fewest aligned pairs."""
-        word = bisect_right([end for _, end in self.source], position)
+        word = bisect_right(self.source_ends, position)
         if word == len(self.source) or not self.target:
             return len(self.translation)
         if word == 0:
@@ -114,6 +123,10 @@ class _Carrier:
         if before == len(self.target) or (before and follows_word):
             return self.target[before - 1][1]
         return self.target[before][0]
+
+
+def _bounds(spans: Sequence[Span]) -> tuple[list[int], list[int]]:
+    return [start for start, _ in spans], [end for _, end in spans]
 
 
 def _trimmed(text: str, start: int, end: int, first: str, last: str) -> Span:
