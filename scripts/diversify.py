@@ -29,7 +29,7 @@ from tformer_cli.cli.entry import (
 from tformer_cli.cli.options import DeviceOption, FileArgument, SetOption
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import ParallelText, TrainingText
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RUNS
 from tformer_cli.terminal import progress_bar

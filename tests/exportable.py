@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
@@ -21,6 +21,7 @@ from tformer_cli.config.schema.model import (
     T5Positions,
     YarnScaling,
 )
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.format import Format

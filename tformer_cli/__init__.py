@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from tformer_cli.config.load import load_config as load_config
     from tformer_cli.config.schema.config import Config as Config
     from tformer_cli.config.schema.data import FilterConfig as FilterConfig
-    from tformer_cli.config.schema.data import PairsFile as PairsFile
-    from tformer_cli.config.schema.data import ParallelText as ParallelText
     from tformer_cli.config.schema.decoding import BeamConfig as BeamConfig
     from tformer_cli.config.schema.decoding import GreedyConfig as GreedyConfig
     from tformer_cli.config.schema.decoding import SampleConfig as SampleConfig
+    from tformer_cli.config.schema.text import PairsFile as PairsFile
+    from tformer_cli.config.schema.text import ParallelText as ParallelText
     from tformer_cli.corpus.clean import Cleaning as Cleaning
     from tformer_cli.corpus.clean import clean as clean
     from tformer_cli.corpus.statistics import VocabularyReport as VocabularyReport
@@ -60,8 +60,8 @@ _HOMES = {
     "FilterConfig": "tformer_cli.config.schema.data",
     "GreedyConfig": "tformer_cli.config.schema.decoding",
     "MBR": "tformer_cli.translate.options",
-    "PairsFile": "tformer_cli.config.schema.data",
-    "ParallelText": "tformer_cli.config.schema.data",
+    "PairsFile": "tformer_cli.config.schema.text",
+    "ParallelText": "tformer_cli.config.schema.text",
     "Problem": "tformer_cli.errors",
     "Report": "tformer_cli.evaluation.report",
     "SampleConfig": "tformer_cli.config.schema.decoding",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tformer_cli.choices import Backend, MetricName, TuningMetric
 from tformer_cli.config.schema.config import BleuTokenizer, Config
-from tformer_cli.config.schema.data import Bitext, PlainText
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.schema.text import Bitext, PlainText
 from tformer_cli.corpus.reader import has_pipe, read_pairs
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import Problem, UsageError, check_choice, check_positive, reject_str

@@ -22,7 +22,7 @@ from cli import AsJson, show
 from harness import aligned
 
 from tformer_cli.cli.entry import new_app, run
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.corpus.clean import clean
 from tformer_cli.corpus.filters import CLEANING
 from tformer_cli.corpus.lines import read_lines

@@ -49,7 +49,7 @@ from train import TRAINING, benchmark_config, multi30k_text, network
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.config import BleuConfig, Config, EvaluationConfig
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.config.schema.training import CosineSchedule, MuonConfig
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.device import has_vnni

@@ -27,8 +27,9 @@ from torch.profiler import ProfilerActivity, profile
 from train_baselines import Marian, Ours, Task
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.prefetch import prefetch

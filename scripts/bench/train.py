@@ -47,8 +47,9 @@ from train_baselines import BASELINES, Measurement, Task
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
 from tformer_cli.corpus.batch import epoch_plans

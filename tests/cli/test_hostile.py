@@ -17,8 +17,9 @@ import pytest
 from toy import CONFIG, write_toy
 
 from tformer_cli import Translator
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store_builder import training_store

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.export.marian import MarianFormat
 from tformer_cli.model.build import build_model

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
     DecodingConfig,
     GreedyConfig,
     SampleConfig,
 )
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.errors import ConfigError, UsageError
 from tformer_cli.translate.options import SearchOptions
 

@@ -8,7 +8,7 @@ import sacrebleu
 from pages import Reader
 
 import tformer_cli
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.text import ParallelText
 
 
 @pytest.fixture(scope="module")

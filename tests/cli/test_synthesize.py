@@ -11,7 +11,7 @@ from toy import CONFIG
 
 from tformer_cli import synthesize
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema.data import TrainingText
+from tformer_cli.config.schema.text import TrainingText
 
 
 @pytest.fixture

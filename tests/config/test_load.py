@@ -22,14 +22,7 @@ from tformer_cli.config.load import (
     load_with_texts,
 )
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import (
-    PARALLEL_FILTERS,
-    ParallelText,
-    PlainText,
-    PlainTrainingText,
-    Text,
-    TrainingText,
-)
+from tformer_cli.config.schema.data import PARALLEL_FILTERS
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
     DecodingConfig,
@@ -41,6 +34,13 @@ from tformer_cli.config.schema.model import (
     AlibiPositions,
     EncoderDecoderConfig,
     MaskedEncoderConfig,
+)
+from tformer_cli.config.schema.text import (
+    ParallelText,
+    PlainText,
+    PlainTrainingText,
+    Text,
+    TrainingText,
 )
 from tformer_cli.config.schema.tokenizer import (
     CharConfig,

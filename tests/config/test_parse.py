@@ -7,8 +7,8 @@ import pytest
 
 from tformer_cli.config.parse import parse_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import PlainText, PlainTrainingText
 from tformer_cli.config.schema.model import LearnedPositions
+from tformer_cli.config.schema.text import PlainText, PlainTrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.schema.training import AdamConfig, CosineSchedule, StepSchedule
 from tformer_cli.config.yaml_tree import compose

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from tformer_cli.config.schema.config import ChrfConfig, Config, EvaluationConfig
-from tformer_cli.config.schema.data import (
-    DataConfig,
-    FilterConfig,
-    ParallelText,
-    PlainText,
-    PlainTrainingText,
-    TrainingText,
-)
+from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
     DecodingConfig,
@@ -27,6 +20,7 @@ from tformer_cli.config.schema.model import (
     LearnedPositions,
     MaskedEncoderConfig,
 )
+from tformer_cli.config.schema.text import ParallelText, PlainText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.config.schema.training import (
     AdamWConfig,

@@ -7,7 +7,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 
 from tformer_cli.config.load import check_data_files, load_config
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.starter import check_replaceable, write_starter
 from tformer_cli.errors import DataError, UsageError

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.data import FilterConfig, ParallelText
+from tformer_cli.config.schema.data import FilterConfig
+from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.corpus.filters import (
     CLEANING,
     KEPT,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.data import ParallelText, PlainText, Text
+from tformer_cli.config.schema.text import ParallelText, PlainText, Text
 from tformer_cli.corpus import held_out
 from tformer_cli.corpus.held_out import (
     TEST,

@@ -4,14 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tformer_cli.config.schema.data import (
-    DataConfig,
-    FilterConfig,
-    ParallelText,
-    PlainText,
-    PlainTrainingText,
-    TrainingText,
-)
+from tformer_cli.config.schema.data import DataConfig, FilterConfig
+from tformer_cli.config.schema.text import ParallelText, PlainText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.batch import (
     DataPosition,

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.data import ParallelText, PlainText
+from tformer_cli.config.schema.text import ParallelText, PlainText
 from tformer_cli.corpus.lines import decode_lines, read_lines
 from tformer_cli.corpus.reader import (
     SETTLED_NS,

@@ -17,7 +17,7 @@ from bitexts import NEEDS_PYARROW, WRITERS, json_lines, tmx, tsv, write, xliff
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.data import PairsFile
+from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.corpus.records import SkippedRecordsWarning, kind_of

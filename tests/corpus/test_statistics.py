@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.data import ParallelText, PlainText
+from tformer_cli.config.schema.text import ParallelText, PlainText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.corpus import statistics
 from tformer_cli.corpus.statistics import (

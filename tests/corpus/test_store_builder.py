@@ -19,12 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weighted import weighted_store
 
-from tformer_cli.config.schema.data import (
-    FilterConfig,
-    PlainText,
-    PlainTrainingText,
-    TrainingText,
-)
+from tformer_cli.config.schema.data import FilterConfig
+from tformer_cli.config.schema.text import PlainText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus import prefetch, store_builder
 from tformer_cli.corpus.duplicates import pair_digests

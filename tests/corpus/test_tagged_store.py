@@ -11,13 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.data import (
-    MAX_TAGS,
-    DataConfig,
-    ParallelText,
-    SamplingConfig,
-    TrainingText,
-)
+from tformer_cli.config.schema.data import MAX_TAGS, DataConfig, SamplingConfig
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.reader import read_texts

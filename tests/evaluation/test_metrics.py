@@ -13,7 +13,7 @@ import pytest
 import sacrebleu
 
 from tformer_cli.config.schema.config import BleuConfig, ChrfConfig, EvaluationConfig
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.errors import ConfigError
 from tformer_cli.evaluation.metrics import build_metric
 

@@ -20,7 +20,7 @@ from family import encoder_decoders
 from hypothesis import given, settings
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import (
     AlibiPositions,
@@ -32,6 +32,7 @@ from tformer_cli.config.schema.model import (
     RotaryPositions,
     YarnScaling,
 )
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.errors import ConfigError, UsageError
 from tformer_cli.export.check import CheckText, check_export

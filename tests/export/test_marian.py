@@ -20,7 +20,7 @@ from safetensors import safe_open
 from transformers import MarianMTModel
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.config.schema.model import (
     DecoderOnlyConfig,
@@ -28,6 +28,7 @@ from tformer_cli.config.schema.model import (
     LatentConfig,
     RotaryPositions,
 )
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError, UsageError
 from tformer_cli.export.marian import MarianFormat, read_marian

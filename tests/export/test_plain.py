@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.model import (
     AlibiPositions,
@@ -25,6 +25,7 @@ from tformer_cli.config.schema.model import (
     LatentConfig,
     RotaryPositions,
 )
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError, ConfigError, ExportError, TformerError
 from tformer_cli.export.check import CheckText, check_export

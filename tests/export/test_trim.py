@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from opus import SOURCES, TARGETS, save_opus
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import TformerError
 from tformer_cli.export.run import import_run, write_run

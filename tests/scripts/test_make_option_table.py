@@ -12,8 +12,9 @@ from make_option_table import Row, docstrings, option_table, rows, with_option_t
 from tformer_cli.config import schema
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.fields import Bounds, Former
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.errors import Problem
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"

@@ -10,7 +10,8 @@ import torch
 from power_cut import cut_at_every_call
 from test_partial_file import WHOLE, write
 
-from tformer_cli.config.schema.data import FilterConfig, TrainingText
+from tformer_cli.config.schema.data import FilterConfig
+from tformer_cli.config.schema.text import TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.store_builder import load_or_build_store

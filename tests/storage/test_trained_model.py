@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LearnedPositions,
@@ -22,6 +22,7 @@ from tformer_cli.config.schema.model import (
     RotaryPositions,
     SinusoidalPositions,
 )
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_model, build_network

@@ -20,9 +20,10 @@ from train_states import train_state
 from tformer_cli import Translator
 from tformer_cli.api import evaluate, score
 from tformer_cli.config.load import as_plain, load_config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, SamplingConfig, TrainingText
+from tformer_cli.config.schema.data import DataConfig, SamplingConfig
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.fields import check
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted, UsageError
 from tformer_cli.export.run import export_run

@@ -13,7 +13,8 @@ from toy import write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.errors import StorageError, TrainingError
 from tformer_cli.storage.run_directory import RunDirectory

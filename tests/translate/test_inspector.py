@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import UsageError
 from tformer_cli.model.build import build_model

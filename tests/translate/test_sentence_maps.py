@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.model import (
     AlibiPositions,
@@ -17,6 +17,7 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
     ModelConfig,
 )
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.model.build import build_network

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
     DecodingConfig,
@@ -21,6 +21,7 @@ from tformer_cli.config.schema.decoding import (
     SampleConfig,
 )
 from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError, DataError, Problem, UsageError
 from tformer_cli.model.build import build_model

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tformer_cli.config.schema.data import Bitext, OnError, PairsFile, ParallelText, PlainText
+from tformer_cli.config.schema.text import Bitext, OnError, PairsFile, ParallelText, PlainText
 from tformer_cli.errors import UsageError
 
 SourceArgument = Annotated[

@@ -23,7 +23,7 @@ from tformer_cli.cli.entry import new_app, warn
 from tformer_cli.cli.options import FileArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
-from tformer_cli.config.schema.data import PairsFile, ParallelText
+from tformer_cli.config.schema.text import PairsFile, ParallelText
 from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
 from tformer_cli.errors import UsageError, printable
 from tformer_cli.terminal import progress_bar

@@ -42,8 +42,8 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.cli.streams import check_outputs, open_output, reject_pipes
 from tformer_cli.config.load import save_decoding
-from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.errors import UsageError
 from tformer_cli.terminal import progress_bar
 

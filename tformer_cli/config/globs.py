@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tformer_cli.config.schema.data import AnyTrainingText, DataConfig
+from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.text import AnyTrainingText
 from tformer_cli.errors import ConfigError, Problem
 
 _WILDCARD = re.compile(r"\*+|\?")

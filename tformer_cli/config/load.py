@@ -13,9 +13,10 @@ from tformer_cli.config.globs import with_globs_expanded
 from tformer_cli.config.parse import SYNONYMS, parse_config
 from tformer_cli.config.renamed import current_path, warn_of_renamed, with_current_names
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.storage.atomic import write_text

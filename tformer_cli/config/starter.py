@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from tformer_cli.config.load import to_yaml
-from tformer_cli.config.schema.data import Bitext, PairsFile
+from tformer_cli.config.schema.text import Bitext, PairsFile
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, write_text
 

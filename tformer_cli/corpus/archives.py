@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
-from tformer_cli.config.schema.data import PairsFile
+from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import decoded_or_errors, read_errors, zip_lines
 from tformer_cli.corpus.tables import Record, choose_fields
 from tformer_cli.errors import DataError

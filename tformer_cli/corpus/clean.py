@@ -18,13 +18,8 @@ from typing import Any
 import numpy as np
 
 from tformer_cli import __version__
-from tformer_cli.config.schema.data import (
-    Bitext,
-    FilterConfig,
-    PairsFile,
-    ParallelText,
-    PlainText,
-)
+from tformer_cli.config.schema.data import FilterConfig
+from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, PlainText
 from tformer_cli.corpus.duplicates import (
     DUPLICATE,
     SIMILAR,

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tformer_cli.config.schema.data import FilterConfig, Text
+from tformer_cli.config.schema.data import FilterConfig
+from tformer_cli.config.schema.text import Text
 from tformer_cli.corpus.held_out import EMPTY_KEY, line_key
 from tformer_cli.corpus.reader import read_rows
 from tformer_cli.errors import UsageError

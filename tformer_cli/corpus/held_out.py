@@ -17,7 +17,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer_cli.config.schema.data import Bitext, ParallelText, Text
+from tformer_cli.config.schema.text import Bitext, ParallelText, Text
 from tformer_cli.corpus.reader import read_texts, text_changed
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-from tformer_cli.config.schema.data import PairsFile
+from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import open_decompressed
 from tformer_cli.corpus.tables import Record
 from tformer_cli.errors import DataError

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tformer_cli.config.schema.data import PairsFile, ParallelText, Text
+from tformer_cli.config.schema.text import PairsFile, ParallelText, Text
 from tformer_cli.corpus.lines import SPLIT_SIDES, read_lines, without_compression, zip_lines
 from tformer_cli.corpus.records import kind_of, read_records
 from tformer_cli.errors import DataError

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tformer_cli.config.schema.data import PairsFile
+from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.archives import read_arrow, read_parquet, read_zip
 from tformer_cli.corpus.lines import BYTE_ORDER_MARK, open_decompressed
 from tformer_cli.corpus.markup import read_tmx, read_xliff

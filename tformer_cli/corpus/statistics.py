@@ -7,7 +7,8 @@ from itertools import chain
 
 import numpy as np
 
-from tformer_cli.config.schema.data import DataConfig, PlainText, Text
+from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.text import PlainText, Text
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.device import derive_seed

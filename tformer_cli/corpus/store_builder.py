@@ -21,14 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer_cli.config.schema.data import (
-    AnyTrainingText,
-    DataConfig,
-    FilterConfig,
-    Text,
-    TrainingBitext,
-    tag_names,
-)
+from tformer_cli.config.schema.data import DataConfig, FilterConfig, tag_names
+from tformer_cli.config.schema.text import AnyTrainingText, Text, TrainingBitext
 from tformer_cli.corpus.duplicates import UNIQUE, find_duplicates, fingerprints
 from tformer_cli.corpus.filters import KEPT, FilterReport, PairFilter, Row, filter_lengths
 from tformer_cli.corpus.prefetch import chunks, map_in_processes

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tformer_cli.config.schema.data import PairsFile
+from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import decoded_or_errors, open_decompressed
 from tformer_cli.errors import DataError
 from tformer_cli.storage.atomic import parse_json

@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import Bitext, DataConfig, PlainText, Text
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.schema.text import Bitext, PlainText, Text
 from tformer_cli.corpus.batch import Batch, batches_in_order
 from tformer_cli.corpus.held_out import overlap_warnings
 from tformer_cli.corpus.lines import read_lines

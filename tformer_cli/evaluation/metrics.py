@@ -15,7 +15,7 @@ from sacrebleu.metrics.ter import TER
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config, EvaluationConfig
-from tformer_cli.config.schema.data import Bitext, PlainText
+from tformer_cli.config.schema.text import Bitext, PlainText
 from tformer_cli.corpus.held_out import counted, overlap_warnings
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import ConfigError, Problem, UsageError

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import Bitext, DataConfig
+from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.text import Bitext
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.evaluation import analysis

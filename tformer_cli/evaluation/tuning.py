@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from tformer_cli.config.load import as_plain, to_yaml
-from tformer_cli.config.schema.data import Bitext
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
+from tformer_cli.config.schema.text import Bitext
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.evaluation.compare import SIGNIFICANCE_LEVEL, compare_systems

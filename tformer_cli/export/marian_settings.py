@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.fields import check
 from tformer_cli.config.schema.model import EncoderDecoderConfig, SinusoidalPositions
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.storage.atomic import read_json

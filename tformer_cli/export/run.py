@@ -9,7 +9,7 @@ import torch
 
 from tformer_cli.choices import FormatName, Quantization
 from tformer_cli.config.load import dump_config
-from tformer_cli.config.schema.data import Bitext, PlainText
+from tformer_cli.config.schema.text import Bitext, PlainText
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, DataError, UsageError

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from tformer_cli.config.schema.data import Bitext, PairsFile
+from tformer_cli.config.schema.text import Bitext, PairsFile
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.corpus.held_out import counted
 from tformer_cli.corpus.reader import read_texts

@@ -15,7 +15,7 @@ import torch
 
 from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import AnyTrainingText, PlainTrainingText, TrainingText
+from tformer_cli.config.schema.text import AnyTrainingText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.reader import read_rows

@@ -11,8 +11,8 @@ import torch
 
 from tformer_cli.config.renamed import former_repr
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import Bitext, PlainText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.config.schema.text import Bitext, PlainText
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.noise import Masking

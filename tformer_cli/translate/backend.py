@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from tformer_cli.choices import Backend, Quantization
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import PlainText
+from tformer_cli.config.schema.text import PlainText
 from tformer_cli.errors import (
     CheckpointError,
     ExportError,

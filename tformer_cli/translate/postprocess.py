@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from tformer_cli.config.schema.data import Direction
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.search.engine import Hypothesis, OnDraft, Request
 from tformer_cli.text.defects import Defect
 from tformer_cli.text.segments import (

@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 from tformer_cli import __version__
 from tformer_cli.choices import Backend
 from tformer_cli.config.load import as_plain, to_yaml
-from tformer_cli.config.schema.data import TrainingText
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.schema.text import TrainingText
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.distributed import process_group

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from tformer_cli.config.schema.data import PARALLEL_FILTERS, DataConfig, PlainText
+from tformer_cli.config.schema.data import PARALLEL_FILTERS, DataConfig
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.fields import CountOrZero, Seed
 from tformer_cli.config.schema.model import (
@@ -14,6 +14,7 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
     ModelConfig,
 )
+from tformer_cli.config.schema.text import PlainText
 from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
 from tformer_cli.config.schema.training import (
     BpeDropoutConfig,
