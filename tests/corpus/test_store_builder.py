@@ -25,11 +25,10 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus import prefetch, store_builder
 from tformer_cli.corpus.duplicates import pair_digests
 from tformer_cli.corpus.filters import FilterReport, PairFilter
-from tformer_cli.corpus.store import TokenStore
+from tformer_cli.corpus.store import TokenStore, id_dtype
 from tformer_cli.corpus.store_builder import (
     StoreWriter,
     encode_shard,
-    id_dtype,
     load_or_build_store,
     read_shard,
 )

@@ -315,6 +315,11 @@ def _memory_map(file: Path, dtype: str) -> np.ndarray:
     return np.memmap(file, dtype=dtype, mode="r").view(np.ndarray)
 
 
+def id_dtype(vocabulary_size: int) -> str:
+    """Return the little-endian integers that hold every id of a vocabulary."""
+    return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
+
+
 def _file_checksums(directory: Path, num_sides: int) -> dict[str, str]:
     names = itertools.chain.from_iterable(SIDES[:num_sides])
     return {name: file_checksum(directory / name) for name in names}

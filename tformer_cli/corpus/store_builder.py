@@ -34,6 +34,7 @@ from tformer_cli.corpus.store import (
     PairTags,
     TokenStore,
     build_store,
+    id_dtype,
     open_store,
     temperature_weights,
     write_index,
@@ -341,11 +342,6 @@ def encode_sides(rows: Rows, tokenizers: Tokenizers) -> list[list[list[int]]]:
     sides: list[tuple[str, ...]] = list(zip(*rows, strict=True))
     both = tokenizers.source, tokenizers.target
     return [tokenizer.encode_batch(lines) for tokenizer, lines in zip(both, sides, strict=False)]
-
-
-def id_dtype(vocabulary_size: int) -> str:
-    """Return the little-endian integers that hold every id of a vocabulary."""
-    return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
 
 
 def _id_dtypes(tokenizers: Tokenizers, num_sides: int) -> list[str]:

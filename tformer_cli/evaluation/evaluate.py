@@ -40,8 +40,7 @@ from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.translator import Translator
 
-# Padded tokens of a batch, on either side. Longer lines have no loss: attention is quadratic in
-# their length, and a line of 100,000 tokens would take minutes.
+# Padded tokens of a batch, on either side. A longer line has no loss, which would take minutes.
 LIKELIHOOD_BATCH_TOKENS = 4096
 # Pairs of the training text with which a test set is compared, which takes two seconds.
 MAX_COMPARED = 200_000

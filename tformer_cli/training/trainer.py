@@ -1,7 +1,6 @@
 """A training run, from its config to its best checkpoint: set up, start or resume, step, validate.
 
-Of several processes the first alone reads and writes the run folder, and sends the others what they
-need of it.
+Of several processes the first alone reads and writes the run folder; it tells the others.
 """
 
 import contextlib

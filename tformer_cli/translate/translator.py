@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from tformer_cli.search.scoring import Aligner
     from tformer_cli.translate.score import ScoredPair
 
-# Lines that are read before they are sorted by length and translated: enough for full batches of
-# sentences of equal length, few enough for memory whatever the size of the file.
+# Lines sorted by length and translated together: enough for full batches, few enough for memory.
 WINDOW_LINES = 8192
 
 
@@ -207,8 +206,9 @@ class Translator:
         )
         others = [find_files(each, checkpoint).config.data.tags for each in runs[1:]]
         translator.tags = common_tags([translator.tags, *others])
-        names = " + ".join(str(run.path) for run in runs)
-        translator.description += f", {names} at step {files.step}"
+        translator.description += (
+            f", {' + '.join(str(each.path) for each in runs)} at step {files.step}"
+        )
         return translator if to is None else translator.into(to)
 
     @classmethod
