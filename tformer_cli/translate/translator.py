@@ -206,9 +206,7 @@ class Translator:
         )
         others = [find_files(each, checkpoint).config.data.tags for each in runs[1:]]
         translator.tags = common_tags([translator.tags, *others])
-        translator.description += (
-            f", {' + '.join(str(each.path) for each in runs)} at step {files.step}"
-        )
+        translator.description += f", {' + '.join(str(x.path) for x in runs)} at step {files.step}"
         return translator if to is None else translator.into(to)
 
     @classmethod
