@@ -22,7 +22,7 @@ SHIPPED = ("configs", "data/demo")
 _SIZES = (
     (500, ("tiny", 0)),
     (5_000, ("small", 1000)),
-    (50_000, ("medium", 8000)),
+    (50_000, ("medium", 4000)),
     (1_000_000, ("large", 10_000)),
     (math.inf, ("huge", 32_000)),
 )
