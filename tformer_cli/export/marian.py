@@ -6,7 +6,7 @@ that is spelled like a special token, or begins with a language code (`>>de<<`),
 Marian and is plain text to us; all other text has the same ids.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -82,7 +82,7 @@ class MarianFormat(Format):
     def write(self, trained: TrainedModel, folder: Path) -> None:
         config, tokenizers = trained.config, trained.tokenizers
         assert isinstance(config.model, EncoderDecoderConfig)
-        source, target = map(_vocabulary, (tokenizers.source, tokenizers.target))
+        source, target = map(vocabulary, (tokenizers.source, tokenizers.target))
         named = trained.model.named_parameters(remove_duplicate=False)
         ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
         weights = to_theirs(ours, tokenizers.target.suppressed_ids, config.model)
@@ -113,7 +113,7 @@ class MarianFormat(Format):
         return ["transformers", "sentencepiece", "torch"]
 
 
-def _vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
+def vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
     """Return Marian's id of each piece."""
     pieces = tokenizer.tokens(range(NUM_SPECIAL, tokenizer.size))
     return SPECIAL_IDS | {piece: i for i, piece in enumerate(pieces, start=len(SPECIAL_IDS))}
@@ -222,18 +222,36 @@ def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
     if LOGITS_BIAS in stored:
         tables[LOGITS_BIAS] = 1, shape.target_size
     check_weights(file, {name: stored[name] for name in tables if name in stored}, tables)
-    num_layers = config.num_encoder_layers + config.num_decoder_layers
-    if num_layers > len(stored):
-        # Every layer has weights, so too many layers fail before they are built.
-        what = f"describes more layers than the {len(stored)} weights that the folder has"
-        settings = str(file.with_name(SETTINGS_FILE))
-        raise CheckpointError(settings, what, got=str(num_layers), remedy=RESTORE)
-    sizes = {"source_size": source.tokenizer.size, "target_size": target.tokenizer.size}
-    with torch.device("meta"):
-        ours = dict(build_model(config, **sizes, seed=0).named_parameters())
-    layers = {theirs: tuple(ours[name].shape) for name, theirs, _ in weight_names(config)}
+    sizes = source.tokenizer.size, target.tokenizer.size
+    shapes = layer_shapes(config, sizes, len(stored), settings=file.with_name(SETTINGS_FILE))
+    layers = {theirs: shapes[ours] for ours, theirs, _ in weight_names(config)}
     inside = {name: weight for name, weight in stored.items() if name not in OUTSIDE}
     check_weights(file, inside, layers)
+    return model_of(stored, shape, source, target)
+
+
+def layer_shapes(
+    config: EncoderDecoderConfig, sizes: tuple[int, int], num_stored: int, *, settings: object
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight by our names.
+
+    Raises:
+        CheckpointError: the settings describe more layers than there are stored weights.
+    """
+    num_layers = config.num_encoder_layers + config.num_decoder_layers
+    if num_layers > num_stored:
+        # Every layer has weights, so too many layers fail before they are built.
+        what = f"describes more layers than the {num_stored} weights that the folder has"
+        raise CheckpointError(str(settings), what, got=str(num_layers), remedy=RESTORE)
+    with torch.device("meta"):
+        model = build_model(config, source_size=sizes[0], target_size=sizes[1], seed=0)
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+
+
+def model_of(stored: Mapping[str, Tensor], shape: Shape, source: Side, target: Side) -> Seq2Seq:
+    """Return our model of Marian's weights, by the names that transformers has for them."""
+    config = shape.model
+    sizes = {"source_size": source.tokenizer.size, "target_size": target.tokenizer.size}
     model = build_model(config, **sizes, seed=0)
     weights = to_ours(stored, source.ids, target.ids, config, is_scaled=shape.is_scaled)
     with torch.no_grad():

@@ -207,14 +207,16 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def check_weights(
-    file: Path, actual: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
+    file: Path,
+    actual: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[int, ...]],
+    settings: str = SETTINGS_FILE,
 ) -> None:
-    """Check the names and shapes of weights in a file against those of its config.json."""
+    """Check the names and shapes of weights in a file against those of its settings."""
     shapes = {name: tuple(weight.shape) for name, weight in actual.items()}
     if differing := {name for name, _ in expected.items() ^ shapes.items()}:
         what = (
-            f"differs in {len(differing)} of its weights from the model that {SETTINGS_FILE} "
-            "describes"
+            f"differs in {len(differing)} of its weights from the model that {settings} describes"
         )
         raise CheckpointError(str(file), what, got=min(differing), remedy=RESTORE)
 

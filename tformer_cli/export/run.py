@@ -21,6 +21,8 @@ from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_weights import read_ctranslate2
 from tformer_cli.export.format import Format, example_tags
 from tformer_cli.export.marian import MarianFormat, read_marian
+from tformer_cli.export.marian_npz import MarianNpzFormat, read_marian_npz
+from tformer_cli.export.marian_npz_settings import DECODER_FILE
 from tformer_cli.export.marian_settings import SETTINGS_FILE
 from tformer_cli.export.onnx import OnnxFormat
 from tformer_cli.export.plain import PlainFormat, read_plain_folder
@@ -35,6 +37,7 @@ FORMATS: dict[FormatName, type[Format]] = {
     "argos": ArgosFormat,
     "ctranslate2": CTranslate2Format,
     "marian": MarianFormat,
+    "marian-npz": MarianNpzFormat,
     "onnx": OnnxFormat,
     "safetensors": PlainFormat,
 }
@@ -166,8 +169,8 @@ def import_run(
 ) -> TrainedModel:
     """Write a run folder, atomically, that translates as the model of a folder does.
 
-    The folder is for CTranslate2, a Marian model as transformers saves it, or a plain folder; a
-    file is an Argos package. Nothing is unpickled.
+    The folder is for CTranslate2, a Marian model as transformers or Marian itself saves it, or a
+    plain folder; a file is an Argos package. Nothing is unpickled.
     Languages are ISO codes, by default what the folder says.
 
     Raises:
@@ -196,12 +199,14 @@ def read_model(
         read = read_plain_folder
     elif (folder / SETTINGS_FILE).is_file():
         read = read_marian
+    elif (folder / DECODER_FILE).is_file():
+        read = read_marian_npz
     else:
-        names = f"{EXPORT_FILE}, {config_file.name} and {SETTINGS_FILE}"
+        names = f"{EXPORT_FILE}, {config_file.name}, {SETTINGS_FILE} and {DECODER_FILE}"
         what = f"holds no model: none of {names} is there"
         remedy = (
             "name a folder for CTranslate2, one that `tformer export --format safetensors` has "
-            "written, or a Marian model as transformers saves it"
+            "written, or a Marian model as transformers or Marian itself saves it"
         )
         raise CheckpointError(str(folder), what, remedy=remedy)
     return read(folder, source_language=source_language, target_language=target_language)
