@@ -52,6 +52,7 @@ from tformer_cli.config.schema.training import (
     BpeDropoutConfig,
     RDropConfig,
     SubwordSamplingConfig,
+    TagsFirstConfig,
     TrainingConfig,
     UnigramSamplingConfig,
 )
@@ -509,6 +510,7 @@ def _masking(config: Config) -> Config:
         sample_translations=TrainingConfig().sample_translations,
         consistency=RDropConfig(),
         bidirectional_steps=None,
+        tags_first=None,
         subword_sampling=None,
         source_noise=None,
     )
@@ -551,12 +553,17 @@ def _translating(config: Config) -> Config:
             validation_decoding=_coherent(training.validation_decoding),
             subword_sampling=_sampling(config.tokenizer),
             bidirectional_steps=training.bidirectional_steps if is_single else None,
+            tags_first=None if is_single else _first(training.tags_first),
         ),
         decoding=_coherent(config.decoding),
         evaluation=dataclasses.replace(
             scores, bleu=dataclasses.replace(scores.bleu, lowercase=True)
         ),
     )
+
+
+def _first(config: TagsFirstConfig | None) -> TagsFirstConfig | None:
+    return config and dataclasses.replace(config, tags=("<20>",))
 
 
 def _suited(config: Config) -> Config:
