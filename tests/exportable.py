@@ -18,6 +18,7 @@ from tformer_cli.config.schema.model import (
     NoPositions,
     NtkScaling,
     RotaryPositions,
+    SinusoidalPositions,
     T5Positions,
     YarnScaling,
 )
@@ -56,6 +57,7 @@ def scaled(scaling: LinearScaling | NtkScaling | YarnScaling) -> EncoderDecoderC
 
 MEMBERS = {
     "sinusoidal": BASE,
+    "tensor2tensor": replace(BASE, positions=SinusoidalPositions(frequencies="tensor2tensor")),
     "learned": replace(BASE, positions=LearnedPositions(max_length=LONGEST), norm_position="post"),
     "rotary": replace(ROTARY, tie_embeddings="none"),
     "linear": scaled(LinearScaling(factor=2.5)),

@@ -349,7 +349,7 @@ def test_alias_stands_for_what_it_names() -> None:
 
 def test_alias_inside_itself_is_refused_like_any_wrong_value() -> None:
     assert complaints("model: &m {positions: *m}") == [
-        "x.yaml:4: model.positions.positions: no such key; the keys here are kind"
+        "x.yaml:4: model.positions.positions: no such key; the keys here are kind, frequencies"
     ]
 
 

@@ -19,6 +19,7 @@ from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LearnedPositions,
     MaskedEncoderConfig,
+    SinusoidalPositions,
 )
 from tformer_cli.config.schema.text import ParallelText, PlainText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
@@ -197,6 +198,15 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(dim=3, num_heads=3)),
             Problem("model.dim", "must be even with sinusoidal positions", "3"),
+        ),
+        (
+            dataclasses.replace(
+                CONFIG,
+                model=EncoderDecoderConfig(
+                    dim=2, num_heads=1, positions=SinusoidalPositions(frequencies="tensor2tensor")
+                ),
+            ),
+            Problem("model.dim", "must be above 2 with the frequencies of tensor2tensor", "2"),
         ),
         (
             dataclasses.replace(CONFIG, training=TrainingConfig(max_steps=399, validate_every=3)),

@@ -27,6 +27,7 @@ from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LatentConfig,
     RotaryPositions,
+    SinusoidalPositions,
 )
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
@@ -281,6 +282,10 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
             {"model": replace(PLAIN, latent=LatentConfig(kv_lora_rank=6, rope_head_dim=4))},
             "model.latent: must be null in a Marian model "
             '({"kv_lora_rank": 6, "rope_head_dim": 4})',
+        ),
+        (
+            {"model": replace(PLAIN, positions=SinusoidalPositions(frequencies="tensor2tensor"))},
+            "model.positions.frequencies: must be paper in a Marian model (tensor2tensor)",
         ),
         (
             {"tokenizer": CharConfig()},

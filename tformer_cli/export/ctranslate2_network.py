@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from tformer_cli.config.schema.fields import check
@@ -205,9 +204,9 @@ def _positions(
         return (positions if len(sizes) == 1 else None), False
     if len(tables) < len(SIDES):
         return None, False
-    layouts = {_layout(stored, name) for name in tables}
-    if len(layouts) == 1 and (layout := layouts.pop()) is not None:
-        return SinusoidalPositions(), layout == "marian"
+    sinusoids = {_sinusoids(stored, name) for name in tables}
+    if len(sinusoids) == 1 and (pair := sinusoids.pop()) is not None:
+        return pair
     return LearnedPositions(max_length=min(stored.shape(name)[0] for name in tables)), False
 
 
@@ -224,15 +223,19 @@ def _rotary(settings: dict[str, Any]) -> RotaryPositions | None:
     return RotaryPositions(base=settings["rotary_base"] or 10000.0, scaling=scaling)
 
 
-def _layout(stored: StoredModel, name: str) -> str | None:
-    """Return how a table lays out sinusoids: as ours, or as Marian's; None for other numbers."""
-    table = stored.array(name)
+def _sinusoids(stored: StoredModel, name: str) -> tuple[SinusoidalPositions, bool] | None:
+    """Return the sinusoids of a table, and whether they are laid out as Marian's.
+
+    None for other numbers.
+    """
+    table = torch.from_numpy(stored.array(name))
     rows, dim = table.shape
-    if dim % 2:
-        return None
-    ours = SinusoidalEncoding(dim)(torch.arange(rows)).numpy()
     tolerance = TOLERANCES[stored.number_format(name)]
-    if np.allclose(table, ours, rtol=0, atol=tolerance):
-        return "ours"
-    theirs = interleave(torch.from_numpy(table), 1).numpy()
-    return "marian" if np.allclose(theirs, ours, rtol=0, atol=tolerance) else None
+    if dim % 2 or dim < 4:
+        return None
+    for positions in (SinusoidalPositions(), SinusoidalPositions(frequencies="tensor2tensor")):
+        ours = SinusoidalEncoding(dim, positions)(torch.arange(rows))
+        for is_marian, theirs in ((False, table), (True, interleave(table, 1))):
+            if torch.allclose(theirs, ours, rtol=0, atol=tolerance):
+                return positions, is_marian
+    return None

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -77,8 +77,12 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 Kind = TypeVar("Kind", int, float, bool, str)
 
 
-def unsupported_by_marian(config: Config) -> Iterator[Problem]:
-    """Yield the keys of a config that no Marian model has."""
+def unsupported_by_marian(
+    config: Config,
+    fixed: Mapping[str, Any] = FIXED,
+    activations: Collection[str] = tuple(THEIR_ACTIVATIONS),
+) -> Iterator[Problem]:
+    """Yield the keys of a config that no Marian model has; `fixed` has the values of the rest."""
     model, tokenizer = config.model, config.tokenizer
     required: dict[str, tuple[object, object]] = {}  # and actual values by key
     if not isinstance(model, EncoderDecoderConfig):
@@ -86,10 +90,14 @@ def unsupported_by_marian(config: Config) -> Iterator[Problem]:
     else:
         if model.kv_heads == model.num_heads:
             model = replace(model, num_kv_heads=None)
-        required |= {f"model.{key}": (value, getattr(model, key)) for key, value in FIXED.items()}
-        if model.activation not in THEIR_ACTIVATIONS:
-            activations = f"one of {', '.join(THEIR_ACTIVATIONS)}"
-            required["model.activation"] = activations, model.activation
+        required |= {f"model.{key}": (value, getattr(model, key)) for key, value in fixed.items()}
+        if isinstance(model.positions, SinusoidalPositions):
+            del required["model.positions"]
+            frequencies = fixed["positions"].frequencies, model.positions.frequencies
+            required["model.positions.frequencies"] = frequencies
+        if model.activation not in activations:
+            choices = f"one of {', '.join(activations)}"
+            required["model.activation"] = choices, model.activation
         if isinstance(tokenizer, SubwordConfig):
             required["tokenizer.lowercase"] = "none", tokenizer.lowercase
             required["tokenizer.nfkc"] = "none", tokenizer.nfkc

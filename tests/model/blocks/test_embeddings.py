@@ -35,6 +35,13 @@ def test_sinusoidal_encoding_follows_the_formula():
             assert math.isclose(encoding[position, 2 * i + 1], math.cos(angle), abs_tol=1e-6)
 
 
+def test_tensor2tensors_frequencies_reach_the_last_one():
+    """They are a geometric series from 1 to 1/10000, both included."""
+    encoding = SinusoidalEncoding(10, SinusoidalPositions(frequencies="tensor2tensor"))
+    torch.testing.assert_close(encoding.frequencies[::2], torch.logspace(0, -4, 5))
+    torch.testing.assert_close(encoding.frequencies[::2], encoding.frequencies[1::2])
+
+
 def test_sinusoidal_encoding_depends_on_the_position_alone():
     encoding = SinusoidalEncoding(8)
     in_rows = encoding(torch.tensor([[3, 1], [0, 3]]))

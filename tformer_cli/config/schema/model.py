@@ -23,6 +23,9 @@ class SinusoidalPositions:
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     """Sinusoidal encodings; sentences may be longer than in training."""
+    frequencies: Literal["paper", "tensor2tensor"] = "paper"
+    """`paper`: 10000^(-2i/dim). `tensor2tensor`: 10000^(-2i/(dim-2)), also those of Marian NMT and
+    fairseq."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,6 +231,8 @@ class TransformerConfig:
             yield Problem("num_kv_heads", f"must divide num_heads {self.num_heads}")
         if self.positions.kind == "sinusoidal" and self.dim % 2:
             yield Problem("dim", "must be even with sinusoidal positions")
+        if self.positions == SinusoidalPositions(frequencies="tensor2tensor") and self.dim == 2:
+            yield Problem("dim", "must be above 2 with the frequencies of tensor2tensor")
         if self.latent is not None:
             yield from self._conflicts_of_latent()
         elif self.positions.kind == "rotary" and self.head_dim % 2:

@@ -67,16 +67,19 @@ class Embeddings(nn.Module):
 class SinusoidalEncoding(nn.Module):
     """Sine on even and cosine on odd components (Vaswani et al. 2017, section 3.5).
 
-    PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(p / 10000^(2i/D)). They are computed for
-    the given positions, so there is no maximum length.
+    PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(p / 10000^(2i/D)). The program of the
+    paper's authors, tensor2tensor, has D - 2 for the D of the exponent: the lowest frequency is
+    1/10000. Encodings are computed for the given positions, so there is no maximum length.
     """
 
     frequencies: Tensor
     phases: Tensor
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, config: SinusoidalPositions | None = None) -> None:
         super().__init__()
-        frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
+        is_paper = config is None or config.frequencies == "paper"
+        divisor = dim if is_paper else dim - 2
+        frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / divisor))
         # cos(x) = sin(x + pi / 2), so one function serves all components.
         phases = torch.tensor([0.0, math.pi / 2]).repeat(dim // 2)
         self.register_buffer("frequencies", frequencies.repeat_interleave(2), persistent=False)
@@ -109,7 +112,7 @@ def build_positions(config: TransformerConfig, *, is_causal: bool) -> Positions:
     rotary = None
     biases: list[DistanceBias] = []
     if isinstance(kind, SinusoidalPositions):
-        absolute = SinusoidalEncoding(config.dim)
+        absolute = SinusoidalEncoding(config.dim, kind)
     elif isinstance(kind, LearnedPositions):
         absolute = nn.Embedding(kind.max_length, config.dim)
     elif isinstance(kind, RotaryPositions):
