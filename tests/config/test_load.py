@@ -442,7 +442,9 @@ def values_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
         letters = st.characters(exclude_characters="/.", exclude_categories=["C", "Z"])
         names = st.text(letters, min_size=1, max_size=9).filter(lambda text: text != "valid")
         return st.dictionaries(names, values_of(arguments[1]), max_size=2)
-    names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=9)
+    # Without wildcards, which loading replaces by the files that they match.
+    letters = st.characters(exclude_characters="/\0*?", exclude_categories=["Cs"])
+    names = st.text(letters, max_size=9)
     return {
         types.NoneType: st.none(),
         bool: st.booleans(),

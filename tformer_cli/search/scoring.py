@@ -44,14 +44,14 @@ class TeacherForcing:
         special_tokens: SpecialTokens,
         device: torch.device,
         precision: torch.dtype = torch.float32,
-        lock: AbstractContextManager[object] = nullcontext(),
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
         """Combine models with how they compute; threads that share them have a `lock`."""
         self.models = models
         self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
-        self._lock = lock
+        self._lock = lock or nullcontext()
 
     def _batches(
         self,
