@@ -24,8 +24,8 @@ from tformer_cli.evaluation.compare import (
 from tformer_cli.evaluation.evaluate import (
     Evaluation,
     Evaluator,
+    evaluate_texts,
     own_translations,
-    save_evaluation,
     texts_of_split,
     warn_of_overlap,
 )
@@ -147,21 +147,17 @@ def evaluate(
         # Of several target languages, none is meant by itself.
         evaluator.translator.tag_ids()
     search = decoding.apply(config) if isinstance(decoding, SearchOptions) else decoding
-    warn_of_overlap(config.data, texts, on_warning)
-    evaluations = {}
-    for name, each in texts.items():
-        _, language = config.data.direction_of(each)
-        evaluations[name] = evaluator.evaluate(
-            each,
-            [build_metric(metric, config.evaluation, language) for metric in metrics],
-            decoding=search,
-            mbr=mbr,
-            on_start=on_start,
-            on_done=on_done,
-            on_warning=on_warning,
-        )
-        save_evaluation(evaluations[name], RunDirectory(Path(run)), name)
-    return evaluations
+    return evaluate_texts(
+        evaluator,
+        RunDirectory(Path(run)),
+        texts,
+        metrics,
+        decoding=search,
+        mbr=mbr,
+        on_start=on_start,
+        on_done=on_done,
+        on_warning=on_warning,
+    )
 
 
 def compare(

@@ -20,7 +20,7 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import autocast, derive_seed
 from tformer_cli.errors import TrainingError, UsageError
-from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
+from tformer_cli.evaluation.likelihood import LIKELIHOOD_BATCH_TOKENS
 from tformer_cli.model.blocks.feedforward import PLAIN
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.padding import pad_rows

@@ -34,7 +34,7 @@ from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store, training_store
 from tformer_cli.device import derive_seed, peak_memory, resolve_precision
-from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, reference_likelihood
+from tformer_cli.evaluation.likelihood import LIKELIHOOD_BATCH_TOKENS, reference_likelihood
 from tformer_cli.model.network import Network
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers

@@ -40,6 +40,7 @@ COMMANDS = [
     "report",
     "import",
     "trim",
+    "extend",
     "export",
     "config",
     "config check",

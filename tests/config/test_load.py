@@ -52,6 +52,7 @@ from tformer_cli.config.schema.training import (
     BpeDropoutConfig,
     RDropConfig,
     SubwordSamplingConfig,
+    TagsFirstConfig,
     TrainingConfig,
     UnigramSamplingConfig,
 )
@@ -441,7 +442,9 @@ def values_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
         letters = st.characters(exclude_characters="/.", exclude_categories=["C", "Z"])
         names = st.text(letters, min_size=1, max_size=9).filter(lambda text: text != "valid")
         return st.dictionaries(names, values_of(arguments[1]), max_size=2)
-    names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=9)
+    # Without wildcards, which loading replaces by the files that they match.
+    letters = st.characters(exclude_characters="/\0*?", exclude_categories=["Cs"])
+    names = st.text(letters, max_size=9)
     return {
         types.NoneType: st.none(),
         bool: st.booleans(),
@@ -509,6 +512,7 @@ def _masking(config: Config) -> Config:
         sample_translations=TrainingConfig().sample_translations,
         consistency=RDropConfig(),
         bidirectional_steps=None,
+        tags_first=None,
         subword_sampling=None,
         source_noise=None,
     )
@@ -551,12 +555,17 @@ def _translating(config: Config) -> Config:
             validation_decoding=_coherent(training.validation_decoding),
             subword_sampling=_sampling(config.tokenizer),
             bidirectional_steps=training.bidirectional_steps if is_single else None,
+            tags_first=None if is_single else _first(training.tags_first),
         ),
         decoding=_coherent(config.decoding),
         evaluation=dataclasses.replace(
             scores, bleu=dataclasses.replace(scores.bleu, lowercase=True)
         ),
     )
+
+
+def _first(config: TagsFirstConfig | None) -> TagsFirstConfig | None:
+    return config and dataclasses.replace(config, tags=("<20>",))
 
 
 def _suited(config: Config) -> Config:

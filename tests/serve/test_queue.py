@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from servers import SECONDS
@@ -58,6 +59,25 @@ def test_jobs_with_equal_options_are_translated_together(queue, gate, translator
         assert texts(each) == translator.translate(lines, decoding=each.options.decoding)
     assert gate.windows == [["a"], ["ab", "cd", "e", "", "g"], ["fg"]]
     assert queue.num_lines == 7
+
+
+def test_an_engine_with_two_callers_has_two_batches_at_a_time(toy_run, gate, translator):
+    gate.engine = SimpleNamespace(num_callers=2)
+    queue = TranslationQueue(ServedModel(RunDirectory(toy_run), "best", lambda: gate), 5)
+    jobs = [job("ab"), job("cd", options=BEAM), job("ef")]
+    for each in jobs:
+        queue.submit(each)
+    # Two have begun, though the gate is shut, and the third waits.
+    end = time.monotonic() + SECONDS
+    while len(gate.windows) < 2 and time.monotonic() < end:
+        time.sleep(0.001)
+    assert (len(gate.windows), len(queue)) in ((2, 0), (2, 1))
+    gate.is_open.set()
+    for each in jobs:
+        (line,) = each.lines
+        assert texts(each) == translator.translate([line.text], decoding=each.options.decoding)
+    queue.close()
+    assert queue.num_lines == 3
 
 
 def test_a_job_that_fails_fails_alone(queue, gate, translator):

@@ -14,7 +14,7 @@ import sacrebleu
 import torch
 from safetensors.torch import load_file
 from stepping import on_step
-from toy import CONFIG, sentence, translation
+from toy import CONFIG, write_languages
 from train_states import train_state
 
 from tformer_cli import Translator
@@ -35,28 +35,6 @@ from tformer_cli.training.trainer import train
 from tformer_cli.translate.synthesis import synthesize
 
 CPU = torch.device("cpu")
-ONE_TEXT = """\
-  train: [{source: train.src, target: train.tgt}]
-  valid: {source: valid.src, target: valid.tgt}
-  test:
-    toy: {source: test.src, target: test.tgt}
-"""
-# Lower case, upper case reversed, and digits. From bb into cc there is no training text.
-MANY_TEXTS = """\
-  source_language: aa
-  target_language: bb
-  train:
-    - {source: train.aa, target: train.bb}
-    - {source: train.bb, target: train.aa, source_language: bb, target_language: aa}
-    - {source: train.aa, target: train.cc, target_language: cc, tags: [made]}
-  valid:
-    - {source: valid.aa, target: valid.bb}
-    - {source: valid.bb, target: valid.aa, source_language: bb, target_language: aa}
-  test:
-    aa-cc: {source: test.aa, target: test.cc, target_language: cc}
-    bb-cc: {source: test.bb, target: test.cc, source_language: bb, target_language: cc}
-"""
-MANY = CONFIG.replace(ONE_TEXT, MANY_TEXTS)
 IDS = {"bb": 6, "aa": 7, "cc": 8}
 MADE, EOS = 9, 3
 SHORT = (
@@ -65,25 +43,6 @@ SHORT = (
     "training.save_every=2",
     "training.schedule.warmup_steps=1",
 )
-
-
-def digits(line: str) -> str:
-    return line.translate(str.maketrans("abcdefg", "1234567"))
-
-
-def write_languages(folder: Path, *, pairs: int = 40, config: str = MANY) -> Path:
-    import random
-
-    folder.mkdir(parents=True, exist_ok=True)
-    chooser = random.Random(1)
-    for split, count in (("train", pairs), ("valid", 12), ("test", 10)):
-        lines = [sentence(chooser) for _ in range(count)]
-        for language, change in (("aa", str), ("bb", translation), ("cc", digits)):
-            text = "".join(f"{change(line)}\n" for line in lines)
-            (folder / f"{split}.{language}").write_text(text)
-    file = folder / "many.yaml"
-    file.write_text(config)
-    return file
 
 
 def trained(config_file: Path, folder: Path, *settings: str) -> RunDirectory:

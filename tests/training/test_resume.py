@@ -36,6 +36,7 @@ DECIDING = {
     "max_steps",
     "ema_decay",
     "init_from",
+    "tags_first",
     "precision",
 }
 

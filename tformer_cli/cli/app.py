@@ -50,6 +50,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": plot.report,
     "import": export.import_,
     "trim": export.trim,
+    "extend": export.extend,
     "export": export.export,
 }
 

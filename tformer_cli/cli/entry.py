@@ -319,6 +319,13 @@ def extend(bar: "tqdm[NoReturn]", count: int) -> None:
     bar.refresh()
 
 
+def begin(bar: "tqdm[NoReturn]", num_done: int, total: int) -> None:
+    """Let a progress bar begin behind what is done already."""
+    bar.reset(total)
+    bar.initial = bar.n = num_done
+    bar.refresh()
+
+
 def suggest(*words: object) -> None:
     """Print the command to run next on stderr, given without `tformer`."""
     typer.echo(f"next: {shlex.join(['tformer', *map(str, words)])}", err=True)

@@ -1,4 +1,4 @@
-"""`tformer export`, `tformer import` and `tformer trim`."""
+"""`tformer export`, `tformer import`, `tformer trim` and `tformer extend`."""
 
 import json
 import shlex
@@ -13,8 +13,11 @@ from tformer_cli.cli.bitext import (
     FieldsOption,
     OnErrorOption,
     SourceArgument,
+    SourceLanguageOption,
     TargetArgument,
+    TargetLanguageOption,
     given_text,
+    language_of,
 )
 from tformer_cli.cli.entry import suggest, tell
 from tformer_cli.cli.options import CheckpointOption, JsonOption, LeadingRunArgument, chosen_run
@@ -190,3 +193,49 @@ def trim(
         tell(f"{name.replace('_', ' ')}: {old:,} -> {new:,}")
     tell(f"{output}: written")
     suggest("translate", output)
+
+
+def extend(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of the model.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Run folder to write.")],
+    source: SourceArgument,
+    target: TargetArgument = None,
+    source_language: SourceLanguageOption = None,
+    target_language: TargetLanguageOption = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LANGUAGE",
+            help="Target language of the run whose code the new one begins as. Default: the mean "
+            "over all of them.",
+            show_default=False,
+        ),
+    ] = None,
+    fields: FieldsOption = None,
+    on_error: OnErrorOption = "stop",
+    checkpoint: CheckpointOption = "best",
+) -> None:
+    """Write a run with one more target language, to train further.
+
+    The run must have several target languages, whose sources begin with the code of theirs. The new
+    code takes a reserved token, and the text joins data.train. Translations into the other
+    languages stay the same.
+
+    Example: tformer extend runs/six runs/seven train.en train.es --like fr
+
+    Example: tformer extend runs/six runs/seven corpus.tmx --target-language es
+    """
+    text = given_text(source, target, fields, on_error)
+    languages = (
+        language_of(text, 0, source_language, "--source-language"),
+        language_of(text, 1, target_language, "--target-language"),
+    )
+
+    from tformer_cli.export.extend import extend_run
+
+    tag = extend_run(
+        RunDirectory(run), RunDirectory(output), text, languages, like=like, checkpoint=checkpoint
+    )
+    tell(f"{output}: written; sources into {languages[1]} begin with {tag}")
+    again = output.with_name(f"{output.name}-{languages[1]}")
+    suggest("train", output / "config.yaml", "--init-from", output, "--run", again)

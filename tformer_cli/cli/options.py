@@ -130,7 +130,8 @@ _SAME_NAMES = (
     *("head", "init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
     *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "port"),
     *("lowercase", "precision", "prefixes", "quantization", "resamples", "run", "seed"),
-    *("keep", "repair", "split", "target", "terminology", "test", "to", "tokenize", "workers"),
+    *("keep", "like", "repair", "split", "target", "target_language", "terminology", "test", "to"),
+    *("tokenize", "workers"),
 )
 # Options by the Python arguments that messages of the library name.
 OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {

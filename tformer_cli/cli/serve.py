@@ -91,6 +91,7 @@ def serve(
 
     package("starlette", "serve")
     package("uvicorn", "serve")
+    package("httptools", "serve")
 
     from tformer_cli.serve.server import serve as serve_runs
     from tformer_cli.serve.service import Limits

@@ -2,29 +2,22 @@
 
 import contextlib
 import io
-import itertools
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, get_type_hints
 
 import typer
 
-from tformer_cli import __version__
 from tformer_cli.cli.entry import ReaderGone
-from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.reader import has_pipe
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, file_checksum
-from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.terminal import is_terminal
 
 if TYPE_CHECKING:
-    from tformer_cli.translate.preprocess import InputLine
     from tformer_cli.translate.translator import Translator
 
 # After `< FILE` and `> FILE` these are that file. One that is written to holds the text of others
@@ -34,33 +27,17 @@ STDOUT = Path("/dev/stdout")
 _CONFIGS = (".yaml", ".yml")
 
 
-def input_windows(
-    sentence: str | None,
-    files: tuple[Path | None, Path | None, Path | None],
-    num_done: int,
-    translator: "Translator",
-    num_processes: int,
-) -> "Iterator[Sequence[InputLine]]":
-    """Return lines to translate together: some of a file, one typed, or those in a pipe.
-
-    The files are --input, --prefixes and --constraints; `num_done` of their lines are skipped.
-    """
+def line_windows(sentence: str | None, translator: "Translator") -> "Iterator[Sequence[str]]":
+    """Return lines without a file to translate together: of a sentence, typed, or in a pipe."""
     from tformer_cli.corpus.prefetch import available_lines, chunks
-    from tformer_cli.translate.preprocess import InputLine, read_input_lines
     from tformer_cli.translate.translator import WINDOW_LINES
 
     if sentence is not None:
-        return chunks(map(InputLine, argument_lines(sentence)), WINDOW_LINES)
-    file, *beside = files
-    if file is not None:
-        left = itertools.islice(read_input_lines(file, *beside), num_done, None)
-        return chunks(left, WINDOW_LINES * num_processes)
+        return chunks(argument_lines(sentence), WINDOW_LINES)
     if is_interactive():
         typer.echo(f"{translator.description}; type a sentence, Ctrl-D ends", err=True)
-        typed = typed_lines(f"{translator.languages[0]}> ")
-        return ([InputLine(line)] for line in typed)
-    windows = available_lines(stdin_lines(), WINDOW_LINES)
-    return (list(map(InputLine, window)) for window in windows)
+        return ([line] for line in typed_lines(f"{translator.languages[0]}> "))
+    return available_lines(stdin_lines(), WINDOW_LINES)
 
 
 def reject_pipes(files: Mapping[str, Path | None]) -> None:
@@ -218,26 +195,14 @@ class Recorded(Enum):
     AS_SEARCH = "by the resolved search"
 
 
-def output_fingerprint(
-    context: typer.Context, runs: Sequence[RunDirectory], checkpoint: str, decoding: DecodingConfig
-) -> Mapping[str, object]:
-    """Return by name everything that determines the output of a command, as JSON holds it.
-
-    Models count by their weights, files by the hash of their content.
-    """
-    from tformer_cli.translate.backend import find_files
-
-    fingerprint: dict[str, object] = {
-        "tformer": __version__,
-        "model": [find_files(run, checkpoint).fingerprint for run in runs],
-        **{f"decoding.{key}": value for key, value in asdict(decoding).items()},
-    }
+def recorded_options(context: typer.Context) -> Mapping[str, object]:
+    """Return by name the options that determine the output of a command; files by their hash."""
+    recorded = {}
     hints = get_type_hints(context.command.callback, include_extras=True)
     for option in context.command.params:
         marks = getattr(hints.get(option.name or ""), "__metadata__", ())
         if option.name in context.params and not any(isinstance(one, Recorded) for one in marks):
             value = context.params[option.name]
             is_file = isinstance(value, Path) and value.is_file()
-            fingerprint[option.opts[0]] = file_checksum(value) if is_file else value
-    plain: dict[str, object] = json.loads(json.dumps(fingerprint, default=str))
-    return plain
+            recorded[option.opts[0]] = file_checksum(value) if is_file else value
+    return recorded

@@ -1,17 +1,16 @@
 """`tformer translate`."""
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from tformer_cli.choices import LongLines, Quantization
-from tformer_cli.cli.entry import extend, is_main_process, tell_stderr, warn
+from tformer_cli.cli.entry import begin, is_main_process, tell_stderr, warn
 from tformer_cli.cli.line_formats import (
     DefectTally,
     alignments_line,
@@ -44,23 +43,14 @@ from tformer_cli.cli.streams import (
     STDOUT,
     Recorded,
     check_outputs,
-    input_windows,
+    line_windows,
     line_writer,
-    output_fingerprint,
+    recorded_options,
     reject_pipes,
     run_and_sentence,
 )
 from tformer_cli.errors import UsageError
-from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.terminal import progress_bar
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-    from tformer_cli.distributed import World
-    from tformer_cli.translate.windows import Output
-
-NOWHERE = Path(os.devnull)
 
 
 def translate(
@@ -203,24 +193,38 @@ def translate(
     run, sentence = run_and_sentence(words or [])
     run_directory = chosen_run(run, checkpoint)
 
-    from tformer_cli.distributed import process_group
+    from tformer_cli.corpus.reader import has_pipe
     from tformer_cli.documents.document import is_document
-    from tformer_cli.translate.documents import translate_document
+    from tformer_cli.translate.files import (
+        InputFiles,
+        LineOutput,
+        Opener,
+        ResumableFile,
+        translate_text,
+    )
     from tformer_cli.translate.options import SearchOptions, TranslateOptions
-    from tformer_cli.translate.preprocess import count_input_lines, read_terminology
     from tformer_cli.translate.translator import Translator
-    from tformer_cli.translate.windows import translate_shared
 
-    outputs = {"--output": output_file, "--alignments": alignments_file}
     inputs = {
         "--input": input_file,
         "--prefixes": prefix_file,
         "--constraints": constraints_file,
         "--terminology": terminology_file,
     }
-    _check_usage(sentence, inputs, outputs, resume, workers, backend)
-    has_document = input_file is not None and is_document(input_file)
-    if has_document:
+    results = {"--output": output_file, "--alignments": alignments_file}
+    _check_usage(sentence, inputs, results, resume, workers, backend)
+    options: TranslateOptions = {
+        "decoding": SearchOptions(beam, length_penalty, settings or ()),
+        "mbr": chosen_mbr(mbr, candidates),
+        "tags": tags or (),
+        "banned": banned or (),
+        "repair": repair,
+        "keep": keep or (),
+        "on_warning": warn,
+    }
+    tally = DefectTally()
+    outputs: Path | list[LineOutput]
+    if input_file is not None and is_document(input_file):
         for_lines = {
             "--resume": resume,
             "--nbest": nbest > 1,
@@ -228,91 +232,58 @@ def translate(
             "--prefixes": prefix_file is not None,
             "--constraints": constraints_file is not None,
         }
-        _check_document(str(input_file), output_file, for_lines)
-    elif field is not None:
-        what = "has no effect without a document"
-        raise UsageError("--field", what, got=field, remedy="leave it out")
-    files = input_file, prefix_file, constraints_file
-    # Before the first line is translated: it finds invalid text and files of unequal length.
-    num_lines = None if has_document else count_input_lines(*files)
-    translator = Translator.load(
-        run_directory.path,
-        to=to,
-        ensemble=ensemble or (),
-        checkpoint=checkpoint,
-        device=device,
-        precision=precision,
-        backend=backend,
-        quantization=quantization,
-        workers=workers,
-        long_lines=long_lines,
-        max_source_length=max_source_length,
-        max_source_sentences=max_source_sentences,
-        log=tell_stderr,
-    )
-    translator.tag_ids(tags or ())  # refuses them before a prompt, or an output
-    search = SearchOptions(beam, length_penalty, settings or ()).apply(translator.config)
-    options: TranslateOptions = {
-        "decoding": search,
-        "mbr": chosen_mbr(mbr, candidates),
-        "tags": tags or (),
-        "banned": banned or (),
-        "terminology": read_terminology(terminology_file, translator.languages[0]),
-        "repair": repair,
-        "keep": keep or (),
-        "on_warning": warn,
-    }
-    if input_file is not None and output_file is not None and is_document(input_file):
-        with progress_bar("sentence") as bar:
-            options["on_done"] = bar.update
-            on_start = partial(extend, bar)
-            report = translate_document(
-                translator, input_file, output_file, field=field, on_start=on_start, **options
-            )
-        if as_json:
-            typer.echo(json.dumps(report._asdict()))
-        return
-    of_lines: TranslateOptions = {
-        **options,
-        "scored": as_json or nbest > 1,
-        "aligned": alignments_file is not None or (as_json and translator.load_aligner is not None),
-        "inspected": as_json,
-    }
-    if input_file is not None:
-        of_lines["name"] = str(input_file)
-    translate_windows = partial(
-        translator.translate_windows,
-        count=nbest,
-        has_phrases=constraints_file is not None,
-        **of_lines,
-    )
-    fingerprint = None
-    if resume:
-        runs = [run_directory, *map(RunDirectory, ensemble or ())]
-        fingerprint = output_fingerprint(context, runs, checkpoint, search)
-    with (
-        process_group(translator.device) as world,
-        _output(output_file, fingerprint, world) as output,
-        _output(alignments_file or NOWHERE, None, world) as links,
-        _progress_bar(num_lines, output.num_lines) as bar,
-    ):
-        num_done = world.all_reduce_max(output.num_lines)
-        texts = [(output, json_line if as_json else numbered_lines if nbest > 1 else text_line)]
+        outputs = _document_output(str(input_file), output_file, for_lines)
+    else:
+        if field is not None:
+            what = "has no effect without a document"
+            raise UsageError("--field", what, got=field, remedy="leave it out")
+        options |= {"scored": as_json or nbest > 1, "inspected": as_json}
+        text_of = json_line if as_json else numbered_lines if nbest > 1 else text_line
+        target: ResumableFile | Opener = partial(line_writer, output_file)
+        if resume and output_file is not None:
+            target = ResumableFile(output_file, recorded_options(context))
+        outputs = [LineOutput(target, text_of)]
         if alignments_file is not None:
-            texts.append((links, alignments_line))
-        tally = DefectTally()
+            options["aligned"] = True
+            outputs.append(LineOutput(partial(line_writer, alignments_file), alignments_line))
         if as_json or repair or keep:
-            texts.append((tally, defects_line))
-        translate_shared(
-            translate_windows,
-            input_windows(sentence, files, num_done, translator, world.size),
-            texts,
-            world,
-            num_done,
-            on_done=bar.update,
-            on_written=lambda num_written: bar.update(num_written - bar.n),
+            outputs.append(LineOutput(lambda: nullcontext(tally), defects_line))
+    is_counted = input_file is not None and not has_pipe(input_file, prefix_file, constraints_file)
+    unit = "sentence" if isinstance(outputs, Path) else "line"
+    with progress_bar(unit, is_shown=is_counted and is_main_process()) as bar:
+        options["on_done"] = bar.update
+        report = translate_text(
+            partial(
+                Translator.load,
+                run_directory.path,
+                to=to,
+                ensemble=ensemble or (),
+                checkpoint=checkpoint,
+                device=device,
+                precision=precision,
+                backend=backend,
+                quantization=quantization,
+                workers=workers,
+                long_lines=long_lines,
+                max_source_length=max_source_length,
+                max_source_sentences=max_source_sentences,
+                log=tell_stderr,
+            ),
+            InputFiles(
+                input_file or partial(line_windows, sentence),
+                prefix_file,
+                constraints_file,
+                terminology_file,
+            ),
+            outputs,
+            field=field,
+            count=nbest,
+            on_start=partial(begin, bar),
+            **options,
         )
-    if tally.num_lines and is_main_process():
+    if report is not None and as_json:
+        typer.echo(json.dumps(report._asdict()))
+    if tally.num_lines:
         tell_stderr(str(tally))
 
 
@@ -356,8 +327,8 @@ def _check_usage(
         reject_pipes(inputs)
 
 
-def _check_document(name: str, output: Path | None, for_lines: Mapping[str, bool]) -> None:
-    """Check that a document has an output, one process, and no options that are for lines."""
+def _document_output(name: str, output: Path | None, for_lines: Mapping[str, bool]) -> Path:
+    """Return the output of a document, which has one process, and no options that are for lines."""
     from tformer_cli.process import num_processes
 
     for option, is_given in for_lines.items():
@@ -369,20 +340,4 @@ def _check_document(name: str, output: Path | None, for_lines: Mapping[str, bool
     if num_processes() > 1:
         what = "must be lines under torchrun, which shares them"
         raise UsageError("--input", what, got=name, remedy="drop torchrun")
-
-
-def _output(
-    file: Path | None, fingerprint: Mapping[str, object] | None, world: "World"
-) -> "contextlib.AbstractContextManager[Output]":
-    """Open an output of the main process: a resumable file if it has a fingerprint."""
-    from tformer_cli.translate.windows import resumable_output
-
-    if fingerprint is not None and file is not None:
-        return resumable_output(file, fingerprint, world)
-    return line_writer(file if world.is_main_process else NOWHERE)
-
-
-def _progress_bar(num_lines: int | None, num_done: int) -> "tqdm[NoReturn]":
-    """Return a progress bar over a number of lines; it is hidden if there is none."""
-    is_shown = num_lines is not None and is_main_process()
-    return progress_bar("line", total=num_lines, initial=num_done, is_shown=is_shown)
+    return output

@@ -3,67 +3,43 @@
 import contextlib
 import hashlib
 import itertools
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch.nn import functional
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.text import Bitext, PlainText, Text
-from tformer_cli.corpus.batch import Batch, batches_in_order
 from tformer_cli.corpus.held_out import overlap_warnings
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store
-from tformer_cli.device import autocast, resolve_device, resolve_precision
+from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError, Problem, UsageError, reject_str
+from tformer_cli.evaluation.likelihood import (
+    Likelihood,
+    long_lines_warning,
+    loss_batches,
+    reference_likelihood,
+)
 from tformer_cli.evaluation.metrics import Metric, Score, build_metric
-from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.process import tune_allocator
-from tformer_cli.search.scoring import halving_on_oom
-from tformer_cli.search.topk import log_mean_probabilities
 from tformer_cli.storage.atomic import file_checksum, read_json, write_json, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, load_ensemble
-from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS
+from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.translator import Translator
 
-# Padded tokens of a batch, on either side. A longer line has no loss, which would take minutes.
-LIKELIHOOD_BATCH_TOKENS = 4096
 # Pairs of the training text with which a test set is compared, which takes two seconds.
 MAX_COMPARED = 200_000
-
-
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """How probable a model finds the references (teacher forcing).
-
-    Attributes:
-        loss: cross-entropy in nats per target token, without label smoothing.
-        accuracy: share of the target tokens that have the highest probability.
-        num_tokens: target tokens, EOS included.
-    """
-
-    loss: float
-    accuracy: float
-    num_tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss)."""
-        return perplexity(self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +194,37 @@ class Evaluator:
         )
 
 
+def evaluate_texts(
+    evaluator: Evaluator,
+    run: RunDirectory,
+    texts: Mapping[str, Bitext],
+    metrics: Sequence[MetricName],
+    *,
+    decoding: DecodingConfig | None = None,
+    mbr: MBR | None = None,
+    on_start: Callable[[int], object],
+    on_done: Callable[[int], object],
+    on_warning: Callable[[Problem], object],
+) -> dict[str, Evaluation]:
+    """Evaluate texts by name, and save what comes of each in a run folder."""
+    config = evaluator.translator.config
+    warn_of_overlap(config.data, texts, on_warning)
+    evaluations = {}
+    for name, text in texts.items():
+        _, language = config.data.direction_of(text)
+        evaluations[name] = evaluator.evaluate(
+            text,
+            [build_metric(metric, config.evaluation, language) for metric in metrics],
+            decoding=decoding,
+            mbr=mbr,
+            on_start=on_start,
+            on_done=on_done,
+            on_warning=on_warning,
+        )
+        save_evaluation(evaluations[name], run, name)
+    return evaluations
+
+
 def translation_fingerprint(
     models: tuple[str, ...],
     text: Bitext,
@@ -274,101 +281,23 @@ def own_translations(
     They are those that `tformer eval` has saved, if there are; others are made and saved with their
     scores.
     """
-    config = files.config
-    text = texts_of_split(config, name)[name]
+    text = texts_of_split(files.config, name)[name]
     precision = resolve_precision(None, resolve_device(device))
     saved = saved_hypotheses(files, name, text, precision)
     if saved is not None:
         return saved
     log(f"{files.run.path}: translating {name}")
     evaluator = Evaluator.load(files.run.path, device=device, workers=workers)
-    warn_of_overlap(config.data, {name: text}, on_warning)
-    _, language = config.data.direction_of(text)
-    evaluation = evaluator.evaluate(
-        text,
-        [build_metric(metric, config.evaluation, language) for metric in metrics],
+    evaluations = evaluate_texts(
+        evaluator,
+        files.run,
+        {name: text},
+        metrics,
         on_start=on_start,
         on_done=on_done,
         on_warning=on_warning,
     )
-    save_evaluation(evaluation, files.run, name)
-    return evaluation.hypotheses
-
-
-@torch.inference_mode()
-def reference_likelihood(
-    models: Sequence[Network],
-    batches: Iterable[Batch],
-    *,
-    device: torch.device,
-    precision: torch.dtype,
-    world: World = SINGLE_PROCESS,
-) -> Likelihood:
-    """Return the likelihood of references, without dropout.
-
-    The probabilities of an ensemble are averaged. The processes of `world` have the same batches
-    and share them.
-    """
-    for model in models:
-        model.eval()
-    nll, num_correct, num_tokens = 0.0, 0.0, 0.0
-    for batch in itertools.islice(batches, world.rank, None, world.size):
-        sums = partial(_nll_sums, models, batch, device=device, precision=precision)
-        rows = list(range(len(batch.source)))
-        for _, (part_nll, part_correct) in halving_on_oom(sums, [rows], device):
-            nll += part_nll
-            num_correct += part_correct
-        num_tokens += batch.num_target_tokens
-    nll, num_correct, num_tokens = world.all_reduce_sum(nll, num_correct, num_tokens)
-    return Likelihood(nll / num_tokens, num_correct / num_tokens, int(num_tokens))
-
-
-def _nll_sums(
-    models: Sequence[Network],
-    batch: Batch,
-    rows: list[int],
-    *,
-    device: torch.device,
-    precision: torch.dtype,
-) -> list[float]:
-    """Return the summed cross-entropy and the correct tokens of some rows of a batch."""
-    part = batch.select(rows).to(device)
-    inputs = part.source, part.source_mask, part.target_in, part.target_positions
-    with autocast(device, precision):
-        answers = [model(*inputs) for model in models]
-    logits = log_mean_probabilities(answers)
-    nll = functional.cross_entropy(logits.float(), part.targets, reduction="sum")
-    num_correct = (logits.argmax(dim=-1) == part.targets).sum()
-    # One synchronization with the device per batch.
-    return torch.stack((nll, num_correct)).tolist()
-
-
-def perplexity(loss: float) -> float:
-    """Return exp(loss), capped at exp(700): floats end soon after it."""
-    return math.exp(min(loss, 700.0))
-
-
-def loss_batches(store: TokenStore, *, start_id: int = BOS_ID) -> Iterator[Batch]:
-    """Yield every example once, except those of more than `LIKELIHOOD_BATCH_TOKENS` tokens."""
-    for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS, start_id=start_id):
-        if max(batch.source.shape[1], batch.target_in.shape[1]) <= LIKELIHOOD_BATCH_TOKENS:
-            yield batch
-
-
-def long_lines_warning(text: Text, store: TokenStore) -> Problem | None:
-    """Return a warning of lines that `loss_batches` leaves out, if any; refuse a text of them."""
-    files = ", ".join(map(str, text.files.values()))
-    lengths = np.maximum(store.source_lengths, store.target_lengths)
-    num_long = int((lengths >= LIKELIHOOD_BATCH_TOKENS).sum())
-    long = f"{LIKELIHOOD_BATCH_TOKENS} tokens or more"
-    if num_long == len(store):
-        what = f"every line has {long}; nothing is left for the loss"
-        raise DataError(files, what, remedy="split the lines")
-    if num_long == 0:
-        return None
-    return Problem(
-        files, f"lines of {long} are left out of the loss", f"{num_long} of {len(store)}"
-    )
+    return evaluations[name].hypotheses
 
 
 def warn_of_overlap(

@@ -2,12 +2,13 @@
 
 import math
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tformer_cli.choices import Quantization
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
@@ -101,6 +102,9 @@ class CTranslate2Engine(Engine):
     long for each other.
     """
 
+    # So a short batch of one thread is followed at once by that of another.
+    num_callers: ClassVar[int] = 2
+
     def __init__(
         self,
         folder: Path,
@@ -128,6 +132,7 @@ class CTranslate2Engine(Engine):
         # CTranslate2's objects for a sentence alone, by their number of threads.
         self.single = {1: self.translator}
         self.trials = Trials((1, min(self.num_threads, MAX_SINGLE_THREADS)))
+        self._lock = threading.Lock()  # of `single` and `trials`
         self.source_tokens = source.tokens(range(source.size))
         self.target_tokens = target.tokens(range(target.size))
         self.target_ids = {token: i for i, token in enumerate(self.target_tokens)}
@@ -229,14 +234,17 @@ class CTranslate2Engine(Engine):
         )
 
     def _decode_single(self, job: Job) -> list[Hypothesis]:
-        threads, beam = self.trials.next(), _beam_of(job.config)
-        if threads not in self.single:
-            self.single[threads] = self._load(inter_threads=1, intra_threads=threads)
+        beam = _beam_of(job.config)
+        with self._lock:
+            threads = self.trials.next()
+            if threads not in self.single:
+                self.single[threads] = self._load(inter_threads=1, intra_threads=threads)
         started = time.perf_counter()
         (future,) = self._submit(self.single[threads], job, beam, range(1))
         hypotheses = list(self._hypotheses(future.result(), beam.length_penalty))
         num_tokens = len(job.requests[0].source) + len(hypotheses[0].token_ids)
-        self.trials.add(threads, (time.perf_counter() - started) / num_tokens)
+        with self._lock:
+            self.trials.add(threads, (time.perf_counter() - started) / num_tokens)
         return hypotheses
 
     def _submit(

@@ -216,7 +216,8 @@ def write_run(trained: TrainedModel, run: RunDirectory) -> None:
     """Write a run folder that has a model, and no training that could be resumed."""
     write_text(run.config_file, dump_config(trained.config))
     trained.tokenizers.save(run.tokenizer)
-    checkpoint = run.checkpoint(trained.step)
+    # It has taken no step of its own, whatever the model has: its name says what its state says.
+    checkpoint = run.checkpoint(0)
     fingerprint = trained.tokenizers.fingerprint
     progress = TrainingProgress(
         data_fingerprint=fingerprint,

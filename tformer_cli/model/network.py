@@ -81,10 +81,20 @@ class Network(nn.Module, ABC):
         for stack in self.stacks():
             stack.run_layer = compiled
 
+    @property
+    def source_embeddings(self) -> Tensor:
+        """The embeddings (V, D) of source tokens."""
+        return self.stacks()[0].embeddings.tokens.weight
+
     def freeze(self, parts: Collection[str]) -> None:
         """Exclude the weights of some parts from training; `network_part` says which they are."""
         for name, weight in self.named_parameters():
             weight.requires_grad_(network_part(name) not in parts)
+
+    def freeze_all_but_source_embeddings(self) -> None:
+        """Exclude all other weights from training."""
+        for weight in self.parameters():
+            weight.requires_grad_(weight is self.source_embeddings)
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are not frozen; tied ones occur once."""

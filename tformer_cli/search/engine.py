@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.errors import Problem
@@ -86,9 +86,15 @@ class Job(NamedTuple):
 
 
 class Engine(ABC):
-    """Translates token ids."""
+    """Translates token ids.
+
+    Attributes:
+        scorer: scores by the same model.
+        num_callers: threads whose calls it translates at the same time.
+    """
 
     scorer: Scorer
+    num_callers: ClassVar[int] = 1
 
     def translate(
         self,

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,7 +54,7 @@ class NativeEngine(Engine):
     """Runs a model, or an ensemble of it and `others` with the same vocabulary.
 
     The models are prepared for inference, and move to the device. The precision is that of matrix
-    products; int8 rounds large matrices and their inputs.
+    products; int8 rounds large matrices and their inputs. Threads that call take turns.
     """
 
     def __init__(
@@ -72,16 +73,21 @@ class NativeEngine(Engine):
         self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
-        self.scorer = ModelScorer(self.models, special_tokens, device=device, precision=precision)
-        self.aligner = Aligner(self.models, special_tokens, device=device, precision=precision)
+        self._lock = threading.Lock()
+        how = (self.models, special_tokens, device, precision, self._lock)
+        self.scorer = ModelScorer(*how)
+        self.aligner = Aligner(*how)
         # An ensemble needs all logits.
         self._two_stage = None if others else two_stage_argmax(model.output, device, precision)
         # Sentences decoded together; halved whenever memory runs out.
         self.max_slots = batch_size_factor(device) * MAX_SLOTS
         self._has_warned = False
 
-    @torch.inference_mode()
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        with self._lock, torch.inference_mode():
+            return self._decode(job, on_done, on_warning)
+
+    def _decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
         search = build_search(job, self.special_tokens, self.device)
         max_slots = functools.partial(self._max_slots, search.num_beams)
         results: dict[int, list[Hypothesis]] = {}

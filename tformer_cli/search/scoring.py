@@ -8,6 +8,7 @@ likelihood of an evaluation, like the training loss, is over all tokens.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -41,14 +42,16 @@ class TeacherForcing:
         self,
         models: Sequence[Seq2Seq],
         special_tokens: SpecialTokens,
-        *,
         device: torch.device,
         precision: torch.dtype = torch.float32,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
+        """Combine models with how they compute; threads that share them have a `lock`."""
         self.models = models
         self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
+        self._lock = lock or nullcontext()
 
     def _batches(
         self,
@@ -62,7 +65,12 @@ class TeacherForcing:
             model.eval()
         max_tokens = batch_size_factor(self.device) * BATCH_TOKENS
         batches = length_batches(widths, counts, max_tokens)
-        return halving_on_oom(lambda batch: work([items[i] for i in batch]), batches, self.device)
+
+        def locked(batch: Sequence[int]) -> Result:
+            with self._lock:
+                return work([items[i] for i in batch])
+
+        return halving_on_oom(locked, batches, self.device)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         ids, mask = pad_rows(rows)

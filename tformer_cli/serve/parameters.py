@@ -138,7 +138,7 @@ def job_of(fields: dict[str, Any], translator: Translator, service: Service) -> 
     changes = SearchOptions(
         fields.get("beam"), fields.get("length_penalty"), tuple(fields.get("set", ()))
     )
-    decoding = resolve_search(changes, config, config.model.max_length, requiring)
+    decoding = resolve_search(changes, config, requiring)
     service.check_search(decoding, config.decoding)
     mbr = MBR(fields["mbr"], fields.get("candidates")) if "mbr" in fields else None
     count = fields.get("nbest", 1)

@@ -1,4 +1,4 @@
-"""Queue of a model: a thread translates what waits, requests of many clients together."""
+"""Queue of a model: threads translate what waits, requests of many clients together."""
 
 import threading
 import traceback
@@ -62,7 +62,7 @@ class JobOptions:
 class TranslationJob:
     """The lines of a request, and the future of their translations.
 
-    `on_draft` is called in the thread of the queue with the index of a line and its draft.
+    `on_draft` is called in a thread of the queue with the index of a line and its draft.
     """
 
     lines: Sequence[InputLine]
@@ -77,7 +77,7 @@ class TranslationJob:
 
 
 class TranslationQueue:
-    """Translates the jobs of a model, in a thread of its own."""
+    """Translates the jobs of a model, in as many threads as its engine has callers."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class TranslationQueue:
         max_waiting: int,
         log: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """Start the thread.
+        """Start the threads.
 
         Args:
             model: translates.
@@ -100,8 +100,12 @@ class TranslationQueue:
         self._waiting: deque[TranslationJob] = deque()
         self._is_open = True
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name=model.name, daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name=model.name, daemon=True)
+            for _ in range(model.translator.engine.num_callers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __len__(self) -> int:
         """Return the number of jobs that wait, those without a client excluded."""
@@ -129,12 +133,14 @@ class TranslationQueue:
         """Refuse further jobs, and wait until all others are done."""
         with self._changed:
             self._is_open = False
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
-            self.model.reload()
+            with self._changed:
+                self.model.reload()
             if batch:
                 self._translate(batch)
 
@@ -189,8 +195,9 @@ class TranslationQueue:
             on_warning=self._warn,
             on_draft=drafts_of(batch) if options.drafted else None,
         )
-        self.num_lines += len(lines)
-        self.num_tokens += sum(len(line.translations[0].tokens) for line in lines)
+        with self._changed:
+            self.num_lines += len(lines)
+            self.num_tokens += sum(len(line.translations[0].tokens) for line in lines)
         return lines
 
     def _warn(self, problem: Problem) -> None:

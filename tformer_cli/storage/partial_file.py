@@ -38,7 +38,7 @@ class PartialFile:
         self.record_file = path.with_name(f"{path.name}.json")
         self.num_lines = 0
         self._file = file
-        self._made_from = dict(made_from)
+        self._made_from: dict[str, object] = json.loads(json.dumps(made_from, default=str))
         self._digest = hashlib.sha256()
         self._num_bytes = 0
 
@@ -106,9 +106,9 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
     """Open FILE.partial, new or left by an interruption; on success it replaces FILE.
 
     `path` is FILE; of a symbolic link the target is written. FILE.gz.partial is plain text, and
-    FILE.gz is made of it at the end. `made_from` is everything that
-    determines the content, by name, as JSON values. A partial file that was made from something
-    else, was changed since, or is being written is refused.
+    FILE.gz is made of it at the end. `made_from` is everything that determines the content, by
+    name; it is compared as JSON. A partial file that was made from something else, was changed
+    since, or is being written is refused.
     """
     if path.exists() and not path.is_file():
         raise UsageError(str(path), "is not a regular file", remedy="name a file")

@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.evaluation.evaluate import perplexity
+from tformer_cli.evaluation.likelihood import perplexity
 from tformer_cli.evaluation.metrics import Score
 from tformer_cli.plotting.braille import draw_chart
 from tformer_cli.plotting.curves import Point, curve_values

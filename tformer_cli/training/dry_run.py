@@ -209,6 +209,8 @@ def sampled_trainer(
             remedy="without torchrun, a process takes as much memory as each of them with "
             f"training.gradient_accumulation_steps={num_micro_batches}",
         )
+    # Steps that train tags alone take less memory and time than those after them.
+    config = replace(config, training=replace(config.training, tags_first=None))
     check_data_files(config.data)
     check_metric(config)
     check_run_folder(run)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
 from tformer_cli.errors import printable
-from tformer_cli.evaluation.evaluate import perplexity
+from tformer_cli.evaluation.likelihood import perplexity
 from tformer_cli.storage.atomic import parse_json, storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress

@@ -119,6 +119,7 @@ def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -
     load_weights(checkpoint, state.model, trained_weights(checkpoint).name)
     if state.ema is not None:
         load_weights(checkpoint, state.ema.model)
+    state.start_phase(progress.step)
     load_optimizer(checkpoint, state.model, state.optimizer)
     steps = run.step_checkpoints()
     for later in steps[steps.index(checkpoint) + 1 :]:
@@ -137,6 +138,7 @@ def restart(state: TrainState, model: Network) -> None:
     state.model.load_state_dict(model.state_dict())
     if state.ema is not None:
         state.ema.model.load_state_dict(model.state_dict())
+    state.start_phase(1)
     state.optimizer.state.clear()
 
 
@@ -185,13 +187,15 @@ def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
 
 def broadcast_state(state: TrainState) -> None:
     """Give every process the weights, EMA and progress of rank 0, and the moments that it owns."""
-    world, optimizer = state.world, state.optimizer
+    world = state.world
     # It waits longer than NCCL for rank 0, which may read a large checkpoint.
     world.barrier()
     models = [state.model] if state.ema is None else [state.model, state.ema.model]
     for model in models:
         world.broadcast(weight.detach() for weight in model.parameters())
     state.progress = TrainingProgress.from_dict(world.broadcast_object(asdict(state.progress)))
+    state.start_phase(state.step)
+    optimizer = state.optimizer
     moments = optimizer_moments(state.model, optimizer, world) if state.step > 0 else []
     optimizer.state.clear()
     for moment in moments:

@@ -32,6 +32,7 @@ from tformer_cli.device import can_compile
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.model.build import build_network
+from tformer_cli.model.inspection.summary import parameters_by_part
 from tformer_cli.model.network import Network
 from tformer_cli.storage.atomic import read_json, write_json
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
@@ -197,6 +198,8 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
     num_steps = len(data.phase_after(state.step).plans[epoch])
     both = config.training.bidirectional_steps
     phases = "" if both is None else f" (the first {both:,} in both directions)"
+    if (first := config.training.tags_first) is not None:
+        phases += f" (the first {first.steps:,} train {', '.join(first.tags)} alone)"
     languages = config.data.source_language
     if data.masking is None:
         languages = ", ".join(f"{source} -> {target}" for source, target in config.data.directions)
@@ -204,9 +207,10 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
     precision = str(state.precision).removeprefix("torch.")
     kernels = ", with compiled layers" if can_compile(state.device) else ""
     processes = "" if state.world.size == 1 else f", {state.world.size} processes"
-    counts = state.model.num_parameters(), state.model.num_frozen_parameters()
+    parts = parameters_by_part(state.model)
+    num_frozen = sum(parts[part] for part in config.training.freeze)
     return (
-        f"{languages}: {describe_parameters(*counts)}, "
+        f"{languages}: {describe_parameters(sum(parts.values()), num_frozen)}, "
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
         f"{num_steps:,} steps in epoch {epoch}, "
         f"{config.training.max_steps:,} steps in all{phases}, "

@@ -50,6 +50,8 @@ class TrainState:
     world: World = SINGLE_PROCESS
     ema: MovingAverage | None = None  # of the weights, if the config asks for one
     progress: TrainingProgress = field(default_factory=TrainingProgress)
+    first_ids: Sequence[int] = ()  # of the tags in `training.tags_first`
+    trains_tags_alone: bool = False
 
     @classmethod
     def of(
@@ -61,14 +63,35 @@ class TrainState:
         precision: torch.dtype,
         seed: int,
         world: World = SINGLE_PROCESS,
+        first_ids: Sequence[int] = (),
     ) -> Self:
         """Return the state of a model before its first step."""
         scheduler = build_schedule(
             config.schedule, peak=config.optimizer.learning_rate, max_steps=config.max_steps
         )
         ema = None if config.ema_decay is None else MovingAverage(model, config.ema_decay)
+        model.freeze(config.freeze)
         optimizer = build_optimizer(config.optimizer, model)
-        return cls(model, optimizer, scheduler, config, device, precision, seed, world, ema=ema)
+        state = cls(model, optimizer, scheduler, config, device, precision, seed, world, ema=ema)
+        state.first_ids = first_ids
+        state.start_phase(1)
+        return state
+
+    def start_phase(self, step: int) -> None:
+        """Freeze the weights that a step does not train.
+
+        Where other weights are to be trained than before, the optimizer starts anew: Adam counts
+        the steps of a matrix, and most of its rows have taken none while tags are trained alone.
+        """
+        trains_tags_alone = self.config.trains_tags_alone(step)
+        if trains_tags_alone == self.trains_tags_alone:
+            return
+        self.trains_tags_alone = trains_tags_alone
+        if trains_tags_alone:
+            self.model.freeze_all_but_source_embeddings()
+        else:
+            self.model.freeze(self.config.freeze)
+        self.optimizer = build_optimizer(self.config.optimizer, self.model)
 
     @property
     def step(self) -> int:
@@ -141,8 +164,9 @@ def train_steps(
 
 
 def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepReport | NonFiniteStep:
-    model, optimizer, config = state.model, state.optimizer, state.config
     step = state.step + 1
+    state.start_phase(step)
+    model, optimizer, config = state.model, state.optimizer, state.config
     gradient = _step_gradient(state, batch.micro_batches)
     if not gradient.is_finite:
         optimizer.zero_grad(set_to_none=True)
@@ -237,6 +261,8 @@ def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradie
             state, micro_batches, num_tokens, scale.factor
         )
         _reduce_gradients(state.model, world)
+        if state.trains_tags_alone:
+            _keep_gradient_rows(state.model.source_embeddings, state.first_ids)
         if scale.factor != 1.0:
             torch._foreach_mul_(_gradients(state.model), 1.0 / scale.factor)
         norms = torch.stack(torch._foreach_norm(_gradients(state.model)))
@@ -273,6 +299,13 @@ def _reduce_gradients(model: Network, world: World) -> None:
     world.reduce_to_owners_(gradients)
     for weight, gradient, owner in zip(weights, gradients, world.owners(weights), strict=True):
         weight.grad = gradient if owner == world.rank else None
+
+
+def _keep_gradient_rows(weight: Tensor, rows: Sequence[int]) -> None:
+    """Set the gradient of other rows to zero: without weight decay, they stay to the bit."""
+    if weight.grad is not None:  # another process owns it
+        kept = weight.grad[list(rows)]
+        weight.grad.zero_()[list(rows)] = kept
 
 
 def _gradients(model: Network) -> list[Tensor]:

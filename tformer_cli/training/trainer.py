@@ -26,6 +26,7 @@ from tformer_cli.storage.atomic import empty_directory, storage_errors, write_te
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import tag_ids
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.pretrained import load_pretrained, pretrained_run
 from tformer_cli.training.recovery import (
@@ -168,12 +169,12 @@ class Trainer:
         for problem in slow_attention(config.model, device, precision):
             logger.log(str(problem))
         model = init_model(config, tokenizers).to(device)
-        model.freeze(config.training.freeze)
         if config.training.gradient_checkpointing:
             model.enable_gradient_checkpointing()
         model.set_layer_drop(config.training.layer_drop)
         if can_compile(device):
             model.compile_layers()
+        first = config.training.tags_first
         state = TrainState.of(
             model,
             config.training,
@@ -181,6 +182,7 @@ class Trainer:
             precision=precision,
             seed=config.seed,
             world=world,
+            first_ids=() if first is None else tag_ids(first.tags, config.data.tags),
         )
         examples = f"{data.store.fingerprint()} {tokenizers.fingerprint}"
         state.progress = TrainingProgress(

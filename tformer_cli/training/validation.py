@@ -21,8 +21,8 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError
-from tformer_cli.evaluation.evaluate import (
-    Evaluator,
+from tformer_cli.evaluation.evaluate import Evaluator
+from tformer_cli.evaluation.likelihood import (
     Likelihood,
     long_lines_warning,
     loss_batches,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
 
 from tformer_cli.choices import Backend, Quantization
 from tformer_cli.config.schema.config import Config
@@ -56,6 +56,8 @@ CHECKED = "checked-"
 
 class FallbackEngine(Engine):
     """CTranslate2, and for what it does not implement alike our own engine, built when needed."""
+
+    num_callers: ClassVar[int] = CTranslate2Engine.num_callers
 
     def __init__(self, fast: CTranslate2Engine, build_native: Callable[[], Engine]) -> None:
         self.fast = fast

@@ -210,7 +210,6 @@ def tags_into(to: str | None, targets: Sequence[str], tags: Sequence[str]) -> tu
 def resolve_search(
     decoding: DecodingConfig | SearchOptions | None,
     config: Config,
-    max_positions: int | None,
     requiring: str | None = None,
 ) -> DecodingConfig:
     """Return the given search, that of a run with changes, or by default the run's own; checked.
@@ -218,7 +217,6 @@ def resolve_search(
     Args:
         decoding: the search, or changes.
         config: of the run.
-        max_positions: number of learned positions; None for no limit.
         requiring: argument that requires phrases, if there is one.
 
     Raises:
@@ -232,8 +230,8 @@ def resolve_search(
         remedy = "pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()"
         raise UsageError("`decoding`", "must be a search", got=repr(search), remedy=remedy)
     _check_search(search)
-    if max_positions is not None:
-        problems = list(search.conflicts_of_positions(max_positions, "decoding."))
+    if config.model.max_length is not None:
+        problems = list(search.conflicts_of_positions(config.model.max_length, "decoding."))
         if problems:
             raise ConfigError(problems)
     if requiring is not None:

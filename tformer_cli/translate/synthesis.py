@@ -26,14 +26,14 @@ from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.distributed import process_group
 from tformer_cli.errors import Problem, UsageError, check_choice
 from tformer_cli.storage.atomic import file_checksum, open_atomic
-from tformer_cli.storage.partial_file import PartialFile
+from tformer_cli.storage.partial_file import PartialFile, partial_file
 from tformer_cli.translate import translator
+from tformer_cli.translate.files import Output, main_output, translate_shared
 from tformer_cli.translate.options import MBR, SearchOptions
 from tformer_cli.translate.postprocess import SCORE_DECIMALS
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.teachers import Teachers
 from tformer_cli.translate.translator import TranslatedLine
-from tformer_cli.translate.windows import Output, resumable_output, translate_shared
 
 RealSide = Literal["source", "target"]
 # Translations have errors, which a model shall not take for good sources (Caswell et al. 2019). A
@@ -167,11 +167,11 @@ def synthesize(
         "precision": precision,
         "backend": backend,
         **({} if to is None else {"to": to}),
-        **models.fingerprint(checkpoint),
+        **models.fingerprint(),
     }
     with (
         process_group(models.translators[0].device) as world,
-        resumable_output(record, made_from, world) as rows,
+        main_output(world, functools.partial(partial_file, record, made_from)) as rows,
     ):
         num_done = world.all_reduce_max(rows.num_lines)
         on_start((total - num_done) * len(models.names))

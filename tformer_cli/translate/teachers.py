@@ -1,7 +1,6 @@
 """Teachers: several models that translate one text, and the choice among their translations."""
 
 import itertools
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,8 +10,6 @@ from typing import Any
 
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import Problem, UsageError, reject_str
-from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.translate.backend import find_files
 from tformer_cli.translate.mbr import rank_texts
 from tformer_cli.translate.options import (
     MBR,
@@ -41,20 +38,17 @@ class Teachers:
     def __init__(
         self,
         names: Sequence[str],
-        runs: Sequence[RunDirectory],
         translators: Sequence[Translator],
         decoding: DecodingConfig | SearchOptions | None,
         count: int,
         mbr: MBR | None,
     ) -> None:
-        """Name teachers, made of some runs; the other arguments are as for `synthesize`."""
+        """Name teachers; the other arguments are as for `synthesize`."""
         self.names = names
-        self.runs = runs
         self.translators = translators
         self.count = count
         self.mbr = mbr
-        configs = [each.config for each in translators]
-        self.searches = [resolve_search(decoding, x, x.model.max_length) for x in configs]
+        self.searches = [resolve_search(decoding, each.config) for each in translators]
         self.num_hypotheses = [resolve_num_hypotheses(x, count, mbr) for x in self.searches]
 
     @classmethod
@@ -85,22 +79,19 @@ class Teachers:
             if languages != first:
                 what = f"has other languages than {names[0]}, {first}"
                 on_warning(Problem(name, what, languages, "check that both read the same language"))
-        runs = [RunDirectory(Path(path)) for path in (*names, *ensemble)]
         if ensemble:
-            names = [" + ".join(str(run.path) for run in runs)]
-        return cls(names, runs, translators, decoding, count, mbr)
+            names = [" + ".join(str(Path(path)) for path in (*names, *ensemble))]
+        return cls(names, translators, decoding, count, mbr)
 
-    def fingerprint(self, checkpoint: str) -> dict[str, object]:
-        """Return by name what determines the pairs of a text, as JSON holds it."""
-        content = {
+    def fingerprint(self) -> dict[str, object]:
+        """Return by name what determines the pairs of a text."""
+        return {
             "teachers": self.names,
-            "model": [find_files(run, checkpoint).fingerprint for run in self.runs],
+            "model": [files.fingerprint for each in self.translators for files in each.files],
             "search": [asdict(search) for search in self.searches],
             "count": self.count,
             "mbr": None if self.mbr is None else asdict(self.mbr),
         }
-        plain: dict[str, object] = json.loads(json.dumps(content))
-        return plain
 
     def translate(
         self,

@@ -17,6 +17,7 @@ from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.engine import Engine, OnWarning, Request
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import ModelFiles
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.backend import find_files, load_engine, native_engine, shared
@@ -99,6 +100,7 @@ class Translator:
         self.device = device
         self.load_aligner = load_aligner
         self.load_confidence = load_confidence
+        self.files: Sequence[ModelFiles] = ()  # of the models of a run, or of an ensemble
         data = config.data
         self.tags = data.tags
         self.targets = data.targets
@@ -204,8 +206,8 @@ class Translator:
             device=loaded.device,
             **limits,
         )
-        others = [find_files(each, checkpoint).config.data.tags for each in runs[1:]]
-        translator.tags = common_tags([translator.tags, *others])
+        translator.files = (files, *(find_files(each, checkpoint) for each in runs[1:]))
+        translator.tags = common_tags([each.config.data.tags for each in translator.files])
         translator.description += f", {' + '.join(str(x.path) for x in runs)} at step {files.step}"
         return translator if to is None else translator.into(to)
 
@@ -329,8 +331,7 @@ class Translator:
         aligner = self.load_aligner() if aligned and self.load_aligner else None
         line_search = LineSearch(self.engine, self.postprocessor, aligner)
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
-        max_positions = self.config.model.max_length
-        search = resolve_search(decoding, self.config, max_positions, requiring)
+        search = resolve_search(decoding, self.config, requiring)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
         inspector = None
         if inspected or repair or keep:

@@ -232,6 +232,12 @@ class Config:
         if {*parts} <= {*frozen}:
             what = "leaves no weight to train"
             yield Problem("training.freeze", what, ", ".join(frozen), "leave a part out")
+        first, tags = self.training.tags_first, self.data.tags
+        for index, name in enumerate(first.tags if first else ()):
+            if name not in tags:
+                remedy = f"choose from: {', '.join(tags)}" if tags else "leave tags_first out"
+                where = f"training.tags_first.tags.{index}"
+                yield Problem(where, "no training text has this tag", name, remedy)
 
     def _conflicts_of_both_directions(self) -> Iterator[Problem]:
         if self.training.bidirectional_steps is None:

@@ -192,6 +192,21 @@ class SourceNoiseConfig:
     """Maximum number of positions that a token moves."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TagsFirstConfig:
+    """First steps that train the embeddings of some tags alone."""
+
+    tags: tuple[str, ...]
+    """Tags of training texts, such as `<2es>`, that of the target language `es`."""
+    steps: Count
+    """Number of these steps. Later ones train all that is not frozen, by an optimizer that starts
+    anew."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        if not self.tags:
+            yield Problem("tags", "needs at least one tag", "an empty list")
+
+
 # Of a network; `stream` is the stack of a decoder_only one.
 Part = Literal["embeddings", "encoder", "decoder", "stream", "output"]
 
@@ -261,6 +276,9 @@ class TrainingConfig:
     freeze: tuple[Part, ...] = ()
     """Parts of the network whose weights stay as they are: a stack without its embeddings, the
     embeddings of all stacks, or the output projection; one tied to embeddings belongs to them."""
+    tags_first: TagsFirstConfig | None = None
+    """Train the embeddings of some tags first and alone, such as that of a language that a model
+    learns in addition. Null for none."""
     log_parameter_norms: Annotated[bool, Former("watch_parts")] = False
     """Also log the gradient norm and the relative update of each part of the model."""
     tensorboard: bool = False
@@ -283,6 +301,10 @@ class TrainingConfig:
     def is_bidirectional(self, step: int) -> bool:
         """Whether a step, counted from 1, trains on both directions."""
         return self.bidirectional_steps is not None and step <= self.bidirectional_steps
+
+    def trains_tags_alone(self, step: int) -> bool:
+        """Whether a step, counted from 1, trains the embeddings of some tags alone."""
+        return self.tags_first is not None and step <= self.tags_first.steps
 
     def conflicts(self) -> Iterator[Problem]:
         if self.is_bidirectional(self.max_steps):

@@ -9,7 +9,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import TENSORS, Batch, batches_in_order
 from tformer_cli.corpus.store import build_store
 from tformer_cli.errors import DeviceError
-from tformer_cli.evaluation.evaluate import Likelihood, reference_likelihood
+from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.model.build import build_model
 
 V = 29
