@@ -81,10 +81,10 @@ def test_a_foreign_folder_is_named(tmp_path):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"")
     assert refused(folder, tmp_path / "run") == [
-        f"{folder}: holds no model: none of model.bin, config.yaml and config.json "
-        "is there; name a folder for CTranslate2, one that "
+        f"{folder}: holds no model: none of model.bin, config.yaml, "
+        "config.json and decoder.yml is there; name a folder for CTranslate2, one that "
         "`tformer export --format safetensors` has written, "
-        "or a Marian model as transformers saves it"
+        "or a Marian model as transformers or Marian itself saves it"
     ]
 
 

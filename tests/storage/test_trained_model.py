@@ -118,7 +118,10 @@ def edit(file, old, new):
     [
         ("num_heads: 2", "num_heads: 4", "model.num_heads", "2", "4"),
         ("activation: relu", "activation: gelu", "model.activation", "relu", "gelu"),
-        ("kind: sinusoidal", "kind: none", "model.positions.kind", "sinusoidal", "none"),
+        (
+            *("frequencies: paper", "frequencies: tensor2tensor"),
+            *("model.positions.frequencies", "paper", "tensor2tensor"),
+        ),
         ("sliding_window: null", "sliding_window: 3", "model.sliding_window", "None", "3"),
         ("lowercase: none", "lowercase: source", "tokenizer.lowercase", "none", "source"),
     ],

@@ -93,7 +93,8 @@ class MarianNpzFormat(Format):
         arrays = to_npz(weights, rows, config)
         arrays[MODEL_SETTINGS] = np.frombuffer(f"{settings}\0".encode(), np.int8)
         with atomic_write(folder / NPZ_FILE) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type] - none is an option
+            # No array is named as an option of the function.
+            np.savez(file, **arrays)  # type: ignore[arg-type]
         names = sides[0].vocabulary, sides[1].vocabulary
         decoder = decoder_settings(names, trained.config.decoding)
         write_text(folder / DECODER_FILE, yaml.safe_dump(decoder, sort_keys=False))
@@ -167,7 +168,7 @@ def _pieces(model: bytes, name: str) -> list[str]:
 def _rows(tokenizer: Tokenizer, side: NpzSide) -> torch.Tensor:
     """Return the rows (V,) of transformers' tables that Marian's tokens have."""
     ids = vocabulary(tokenizer)
-    # Other special tokens have the row of `<pad>`: zeros, and no probability.
+    # Other special tokens have the row of `<pad>`, which no source has, and no probability.
     return torch.tensor([ids.get(token, ids["<pad>"]) for token in side.tokens])
 
 

@@ -149,7 +149,7 @@ def _paths(settings: Settings, key: str, count: int) -> list[Path]:
     names: Any = settings.values.get(key)
     if isinstance(names, list) and len(names) == count and all(map(_is_file_name, names)):
         return [settings.file.with_name(name) for name in names]
-    what = f"must name {count} {'file' if count == 1 else 'files'} of the folder"
+    what = f"must be a list of files in the folder, {count} in number"
     settings.note(Problem(key, what, json.dumps(names)))
     return [settings.file] * count
 

@@ -180,7 +180,8 @@ def read_npz(file: Path) -> tuple[dict[str, Tensor], bytes]:
     """
     weights, settings = {}, b""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        # numpy leaves a damaged file open that it has opened itself.
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             for name, array in arrays.items():
                 if name == MODEL_SETTINGS:
                     settings = array.tobytes()

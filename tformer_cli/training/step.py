@@ -70,7 +70,6 @@ class TrainState:
             config.schedule, peak=config.optimizer.learning_rate, max_steps=config.max_steps
         )
         ema = None if config.ema_decay is None else MovingAverage(model, config.ema_decay)
-        model.freeze(config.freeze)
         optimizer = build_optimizer(config.optimizer, model)
         state = cls(model, optimizer, scheduler, config, device, precision, seed, world, ema=ema)
         state.first_ids = first_ids

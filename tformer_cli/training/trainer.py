@@ -169,6 +169,7 @@ class Trainer:
         for problem in slow_attention(config.model, device, precision):
             logger.log(str(problem))
         model = init_model(config, tokenizers).to(device)
+        model.freeze(config.training.freeze)
         if config.training.gradient_checkpointing:
             model.enable_gradient_checkpointing()
         model.set_layer_drop(config.training.layer_drop)
