@@ -14,17 +14,17 @@ from torch.nn.utils import clip_grad_norm_
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
-from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import Batch, batches_in_order
+from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import autocast, derive_seed
-from tformer_cli.errors import TrainingError, UsageError
+from tformer_cli.errors import ConfigError, TrainingError, UsageError
 from tformer_cli.evaluation.likelihood import LIKELIHOOD_BATCH_TOKENS
-from tformer_cli.model.blocks.feedforward import PLAIN
-from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.export.marian_settings import FIXED, config_json, unsupported_by_marian
+from tformer_cli.export.marian_weights import table_names, weight_names
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
-from tformer_cli.search.scoring import length_batches
+from tformer_cli.search.engine import Engine, Hypothesis, Job, OnDone, OnWarning
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from tformer_cli.training.optim import set_learning_rate
@@ -33,39 +33,32 @@ from tformer_cli.training.step import StepBatch, TrainState
 if TYPE_CHECKING:
     from transformers import MarianMTModel
 
-# Padded source tokens times beam size of a batch of the search.
-BATCH_TOKENS = 8192
-# transformers' own default, whatever the width.
-INIT_STD = 0.02
-# Parts of the names of our weights, and of Marian's; a prefix of another stands behind it.
-WEIGHT_NAMES = {
-    "embeddings.tokens": "embed_tokens",
-    "self_attention_norm": "self_attn_layer_norm",
-    "self_attention": "self_attn",
-    "cross_attention_norm": "encoder_attn_layer_norm",
-    "cross_attention": "encoder_attn",
-    "query": "q_proj",
-    "key": "k_proj",
-    "value": "v_proj",
-    "output": "out_proj",
-    "feedforward_norm": "final_layer_norm",
-    "feedforward.up": "fc1",
-    "feedforward.down": "fc2",
+# Keys of our config with one value in every Marian model; the others differ in no weight.
+FIXED_KEYS = {key: FIXED[key] for key in FIXED if key not in ("norm_position", "norm_epsilon")}
+SPECIAL_IDS = {
+    "pad_token_id": PAD_ID,
+    "bos_token_id": BOS_ID,
+    "decoder_start_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
 }
 
 
-def build_marian(
-    config: Config, tokenizers: Tokenizers, *, num_positions: int, init_std: float = INIT_STD
-) -> "MarianMTModel":
-    """Return Marian in the sizes of a config, with initial weights that follow from its seed."""
-    model = config.model
-    if not isinstance(model, EncoderDecoderConfig) or model.activation not in PLAIN:
-        raise UsageError(
-            "model",
-            "Marian has no parts for this config",
-            got=f"kind: {model.kind}, activation: {model.activation}",
-            remedy=f"compare with an encoder_decoder of {' or '.join(PLAIN)}",
-        )
+# ------------------------------------------------------------------------------------- the model
+
+
+def build_marian(config: Config, tokenizers: Tokenizers) -> "MarianMTModel":
+    """Return Marian in the sizes of a config, with initial weights that follow from its seed.
+
+    They have a standard deviation of dim ** -0.5, by which a narrow Marian learns better than by
+    the 0.02 that transformers gives to every width.
+
+    Raises:
+        ConfigError: Marian has no parts for the config.
+        UsageError: transformers is not installed.
+    """
+    unsupported = unsupported_by_marian(config, FIXED_KEYS)
+    if problems := [problem for problem in unsupported if problem.where.startswith("model.")]:
+        raise ConfigError(problems)
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError:
@@ -73,84 +66,30 @@ def build_marian(
             "transformers", "is not installed", remedy="pip install transformers"
         ) from None
     torch.manual_seed(config.seed)
-    return MarianMTModel(
-        MarianConfig(
-            vocab_size=tokenizers.source.size,
-            decoder_vocab_size=tokenizers.target.size,
-            d_model=model.dim,
-            encoder_layers=model.num_encoder_layers,
-            decoder_layers=model.num_decoder_layers,
-            encoder_attention_heads=model.num_heads,
-            decoder_attention_heads=model.num_heads,
-            encoder_ffn_dim=model.feedforward_dim,
-            decoder_ffn_dim=model.feedforward_dim,
-            activation_function=model.activation,
-            dropout=model.dropout,
-            attention_dropout=model.own_dropout(model.attention_dropout),
-            activation_dropout=model.own_dropout(model.feedforward_dropout),
-            max_position_embeddings=num_positions,
-            init_std=init_std,
-            scale_embedding=True,
-            share_encoder_decoder_embeddings=model.tie_embeddings == "all",
-            tie_word_embeddings=model.tie_embeddings != "none",
-            pad_token_id=PAD_ID,
-            bos_token_id=BOS_ID,
-            decoder_start_token_id=BOS_ID,
-            eos_token_id=EOS_ID,
-            forced_eos_token_id=None,
-            attn_implementation="sdpa",
-        )
-    )
-
-
-def count_parameters(marian: nn.Module) -> int:
-    """Count the trained parameters; a shared one counts once."""
-    return sum(weight.numel() for weight in marian.parameters() if weight.requires_grad)
-
-
-def refuse_another_size(ours: Network, marian: nn.Module) -> None:
-    """Make sure that the two models have nearly the same number of parameters."""
-    mine, theirs = ours.num_parameters(), count_parameters(marian)
-    if abs(theirs / mine - 1) > 0.01:
-        raise UsageError(
-            "model",
-            f"Marian has no parts for this config and gets {theirs:,} parameters",
-            got=f"{mine:,} of ours",
-            remedy="compare with a run of sinusoidal positions and plain blocks",
-        )
+    settings = config_json(config, tokenizers.source.size, tokenizers.target.size) | SPECIAL_IDS
+    init_std = config.model.dim**-0.5
+    return MarianMTModel(MarianConfig(**settings, init_std=init_std, attn_implementation="sdpa"))
 
 
 @torch.no_grad()
-def marian_like(
-    ours: Seq2Seq, config: Config, tokenizers: Tokenizers, *, num_positions: int
-) -> "MarianMTModel":
+def marian_like(ours: Seq2Seq, config: Config, tokenizers: Tokenizers) -> "MarianMTModel":
     """Return Marian as the same function as a post-norm model of ours with sinusoidal positions."""
-    marian = build_marian(config, tokenizers, num_positions=num_positions)
+    marian = build_marian(config, tokenizers)
+    names = {mine: theirs for mine, theirs, _ in weight_names(config.model)}
+    names |= table_names(config.model)
     for name, weight in ours.named_parameters():
-        for mine, theirs in WEIGHT_NAMES.items():
-            name = name.replace(mine, theirs)
-        marian.get_parameter(f"model.{name}").copy_(weight)
+        marian.get_parameter(names[name]).copy_(weight)
+    # Ours alternate sines and cosines, Marian's do not; with our positions our weights fit.
     for part, other in ((ours.encoder, marian.model.encoder), (ours.decoder, marian.model.decoder)):
         table = other.embed_positions.weight
         table.copy_(part.embeddings.positions(torch.arange(len(table))))
-    set_epsilon(marian, config.model.norm_epsilon)
+    for module in marian.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = config.model.norm_epsilon
     return marian
 
 
-def set_epsilon(model: nn.Module, epsilon: float) -> None:
-    """Give all norms of a baseline the epsilon of ours."""
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = epsilon
-
-
-def max_positions(config: Config, tokenizers: Tokenizers) -> int:
-    """Return the positions that training, validation and all test sets need."""
-    lengths = [config.data.filters.max_length, config.decoding.max_length]
-    for text in (config.data.valid, *config.data.test.values()):
-        store = evaluation_store(text, tokenizers)
-        lengths += [int(store.source_lengths.max()), int(store.target_lengths.max())]
-    return max(lengths) + 1
+# ---------------------------------------------------------------------------------- its training
 
 
 def loss_sum(marian: nn.Module, batch: Batch, smoothing: float) -> Tensor:
@@ -172,13 +111,9 @@ def loss_sum(marian: nn.Module, batch: Batch, smoothing: float) -> Tensor:
 
 def marian_steps(state: TrainState, batches: Iterable[StepBatch]) -> Iterator[float]:
     """Take an optimizer step per batch, as our `train_steps`; yield its loss."""
-    config, remaining = state.config, iter(batches)
+    config, started = state.config, time.perf_counter()
     max_norm = math.inf if config.clip_norm is None else config.clip_norm
-    while True:
-        started = time.perf_counter()
-        batch = next(remaining, None)
-        if batch is None:
-            return
+    for batch in batches:
         num_tokens = sum(part.num_target_tokens for part in batch.micro_batches)
         loss = _accumulate_gradients(state, batch.micro_batches, num_tokens)
         grad_norm = clip_grad_norm_(state.model.parameters(), max_norm).item()
@@ -201,6 +136,7 @@ def marian_steps(state: TrainState, batches: Iterable[StepBatch]) -> Iterator[fl
             seconds=state.progress.seconds + time.perf_counter() - started,
         )
         yield loss
+        started = time.perf_counter()
 
 
 def _accumulate_gradients(state: TrainState, batches: Sequence[Batch], num_tokens: int) -> float:
@@ -229,53 +165,48 @@ def mean_nll(marian: "MarianMTModel", store: TokenStore) -> float:
     return nll / num_tokens
 
 
-@torch.inference_mode()
-def generate(
-    marian: "MarianMTModel",
-    sentences: Sequence[Sequence[int]],
-    search: DecodingConfig,
-    suppressed_ids: Sequence[int],
-) -> list[list[int]]:
-    """Translate a batch by transformers' own search, which has no patience.
-
-    `sentences` are source ids, EOS included; returned are target ids without BOS, EOS and padding.
-    """
-    from transformers import GenerationConfig
-
-    beam = search if isinstance(search, BeamConfig) else BeamConfig(beam_size=1)
-    source, mask = pad_rows(sentences)
-    rows = marian.generate(
-        input_ids=source.to(marian.device),
-        attention_mask=mask.long().to(marian.device),
-        generation_config=GenerationConfig(
-            do_sample=False,
-            num_beams=beam.beam_size,
-            length_penalty=beam.length_penalty,
-            max_new_tokens=search.max_length,
-            min_new_tokens=search.min_length,
-            suppress_tokens=list(suppressed_ids),
-            decoder_start_token_id=BOS_ID,
-            bos_token_id=BOS_ID,
-            eos_token_id=EOS_ID,
-            pad_token_id=PAD_ID,
-        ),
-    )
-    return [list(itertools.takewhile(lambda i: i != EOS_ID, row[1:])) for row in rows.tolist()]
+# ------------------------------------------------------------------------------------ its search
 
 
-def translate(
-    marian: "MarianMTModel", tokenizers: Tokenizers, lines: Sequence[str], search: DecodingConfig
-) -> list[str]:
-    """Translate lines of text, in batches of similar length; an empty line stays empty."""
-    marian.eval()
-    target, encoded = tokenizers.target, tokenizers.source.encode_batch(lines)
-    sentences = [[*ids, EOS_ID] if ids else [] for ids in encoded]
-    translations: list[list[int]] = [[] for _ in lines]
-    beam = search.beam_size if isinstance(search, BeamConfig) else 1
-    lengths, beams = [len(sentence) for sentence in sentences], [beam] * len(lines)
-    for indices in length_batches(lengths, beams, BATCH_TOKENS):
-        batch = [sentences[index] for index in indices]
-        rows = generate(marian, batch, search, target.suppressed_ids)
-        for index, row in zip(indices, rows, strict=True):
-            translations[index] = row
-    return [target.decode(ids) for ids in translations]
+class MarianEngine(Engine):
+    """Marian by transformers' own search, which has no patience, in batches of similar length."""
+
+    def __init__(
+        self, marian: "MarianMTModel", suppressed_ids: Sequence[int], batch_size: int
+    ) -> None:
+        self.marian = marian.eval()
+        self.suppressed_ids = list(suppressed_ids)
+        self.batch_size = batch_size
+        self.scorer = None
+
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        return [
+            [Hypothesis(tuple(ids), math.nan, math.nan, finished=True)]
+            for requests in chunks(job.requests, self.batch_size)
+            for ids in self.generate([request.source for request in requests], job.config)
+        ]
+
+    @torch.inference_mode()
+    def generate(
+        self, sentences: Sequence[Sequence[int]], search: DecodingConfig
+    ) -> Iterator[list[int]]:
+        """Yield target ids without BOS, EOS and padding, for a batch of source ids with EOS."""
+        from transformers import GenerationConfig
+
+        beam = search if isinstance(search, BeamConfig) else BeamConfig(beam_size=1)
+        source, mask = pad_rows(sentences)
+        rows = self.marian.generate(
+            input_ids=source.to(self.marian.device),
+            attention_mask=mask.long().to(self.marian.device),
+            generation_config=GenerationConfig(
+                do_sample=False,
+                num_beams=beam.beam_size,
+                length_penalty=beam.length_penalty,
+                max_new_tokens=search.max_length,
+                min_new_tokens=search.min_length,
+                suppress_tokens=self.suppressed_ids,
+                **SPECIAL_IDS,
+            ),
+        )
+        for row in rows.tolist():
+            yield list(itertools.takewhile(lambda i: i != EOS_ID, row[1:]))

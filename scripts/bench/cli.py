@@ -1,35 +1,25 @@
 """Options and endings that the command lines of the benchmarks share."""
 
-import contextlib
 import json
-import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from flops import CPU
-from harness import CONDITIONS
+from harness import ROOT
 
 from tformer_cli.device import hardware_name
-from tformer_cli.errors import Interrupted, UsageError
+from tformer_cli.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[2]
-ALL_CONDITIONS = ",".join(CONDITIONS)
 MULTI30K = ROOT / "data" / "multi30k"
 
 Folder = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the trainings.")]
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Multi30k.", show_default="data/multi30k")]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of turns of each.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each.")]
-Conditions = Annotated[
-    str, typer.Option(help="default: settings of nobody; tuned: those of tformer, for all.")
-]
 VocabSize = Annotated[int, typer.Option(min=32, help="Vocabulary size, shared by the languages.")]
-InitStd = Annotated[
-    float, typer.Option(min=0.0, help="Standard deviation of Marian's initial weights.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -44,26 +34,12 @@ def names_in(option: str, text: str, names: Collection[str], noun: str) -> list[
     return words
 
 
-def numbers_in(option: str, text: str, kind: Callable[[str], Any] = int) -> list[Any]:
-    """Return comma-separated numbers, each once."""
-    words, noun = text.split(","), "whole numbers" if kind is int else "numbers"
-    try:
-        if kind is int and not all(word.isdecimal() for word in words):
-            raise ValueError
-        return list(dict.fromkeys(map(kind, words)))
-    except ValueError:
-        raise UsageError(option, f"must be {noun} with commas between", got=text) from None
-
-
-@contextlib.contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Turn Ctrl-C into an error of one line; the trainings of the folder resume."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(
-            str(folder), "interrupted", signal=signal.SIGINT, remedy="re-run the command to resume"
-        ) from None
+def numbers_in(option: str, text: str) -> list[int]:
+    """Return comma-separated whole numbers, each once."""
+    words = text.split(",")
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(option, "must be whole numbers with commas between", got=text)
+    return list(dict.fromkeys(map(int, words)))
 
 
 def show(result: object, as_json: bool, table: Callable[[], str], *notes: str) -> None:

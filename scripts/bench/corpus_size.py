@@ -5,7 +5,6 @@ The text is made here: words of Zipf's frequencies, and sentences as long as tho
 """
 
 import itertools
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,21 +15,12 @@ from typing import Annotated
 import numpy as np
 import typer
 from cli import AsJson, hardware, numbers_in, show
-from harness import (
-    children_cpu_seconds,
-    columns_table,
-    log,
-    own_memory,
-    proc_bytes,
-    run_in_process,
-    watched,
-)
+from harness import Command, columns_table, log, own_memory, proc_bytes
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.batch import epoch_plans
 from tformer_cli.corpus.store_builder import training_store
-from tformer_cli.errors import TrainingError
 from tformer_cli.process import num_cores
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
@@ -54,12 +44,7 @@ data:
   valid: {{source: short.src, target: short.tgt}}
   filters: {{max_length: 100, max_ratio: 4.0, drop_duplicates: true}}
 tokenizer: {{kind: subword, algorithm: bpe, vocab_size: {vocab_size}}}
-model:
-  dim: 64
-  num_heads: 4
-  feedforward_dim: 128
-  num_encoder_layers: 1
-  num_decoder_layers: 1
+model: {{dim: 64, feedforward_dim: 128, num_encoder_layers: 1, num_decoder_layers: 1}}
 training:
   optimizer: {{kind: adamw, learning_rate: 1e-3}}
   schedule: {{kind: constant, warmup_steps: 1}}
@@ -101,36 +86,9 @@ def write_text(folder: Path, num_pairs: int) -> None:
                 target.write(f"{' '.join(repeated[: 1 + len(repeated) // 10 * 9])[::-1]}\n")
 
 
-class Command:
-    """A command of tformer in processes: their time and memory, and when its steps came."""
-
-    def __init__(self, *words: str) -> None:
-        """Run the command to its end, or until it fails."""
-        started, before = time.perf_counter(), children_cpu_seconds()
-        self.lines: list[tuple[float, str]] = []  # of standard error, with the time of each
-        with (
-            subprocess.Popen(
-                [sys.executable, "-m", "tformer_cli", *words],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as process,
-            watched(process.pid, own_memory) as samples,
-        ):
-            assert process.stderr is not None
-            for line in process.stderr:
-                self.lines.append((time.perf_counter() - started, line))
-            code = process.wait()
-        self.seconds = time.perf_counter() - started
-        self.processor_seconds = children_cpu_seconds() - before
-        if code:
-            last = self.lines[-1][1].strip() if self.lines else f"exit code {code}"
-            raise TrainingError(f"tformer {' '.join(words)}", "has failed", got=last)
-        self.peak_mib = max(samples) / 2**20
-
-    def first(self, beginning: str) -> float:
-        """Return when the first line came that begins so."""
-        return next(seconds for seconds, line in self.lines if line.startswith(beginning))
+def tformer(*words: str) -> Command:
+    """Run a command of tformer, and watch its memory without the token store that it maps."""
+    return Command(sys.executable, "-m", "tformer_cli", *words, memory=own_memory)
 
 
 def mib_of(*paths: Path) -> float:
@@ -139,12 +97,11 @@ def mib_of(*paths: Path) -> float:
     return sum(file.stat().st_size for file in files if file.is_file()) / 2**20
 
 
-def measure_plan(config_file: str, run: str) -> dict[str, float]:
+def measure_plan(config_file: Path, run: RunDirectory) -> dict[str, float]:
     """Open the store of a run, and plan an epoch."""
-    config = load_config(Path(config_file))
-    folder = RunDirectory(Path(run))
+    config = load_config(config_file)
     begin = time.perf_counter()
-    store, _ = training_store(config.data, load_tokenizers(folder.tokenizer), folder.stores)
+    store, _ = training_store(config.data, load_tokenizers(run.tokenizer), run.stores)
     store.fingerprint()
     opened, before = time.perf_counter(), proc_bytes()["RssAnon"]
     plans = epoch_plans(store, batch_tokens=config.training.batch_tokens, seed=config.seed)
@@ -173,29 +130,27 @@ def measure(
         )
         training = RunDirectory(folder / "run")
         words = str(config), "--run", str(training.path)
-        vocab = Command("vocab", *words)
+        vocab = tformer("vocab", *words)
         log(f"vocabulary in {vocab.seconds:.0f} s")
-        first = Command("train", *words, "--device", "cpu")
-        log(f"{steps} steps in {first.seconds:.0f} s")
+        begun = tformer("train", *words, "--device", "cpu")
+        log(f"{steps} steps in {begun.seconds:.0f} s")
         training.point("last", training.checkpoint(steps // 2))
-        again = Command("train", *words, "--device", "cpu")
+        resumed = tformer("train", *words, "--device", "cpu")
         text_mib = mib_of(folder / "train.src", folder / "train.tgt")
         store_mib = mib_of(training.stores)
-        plan = run_in_process(
-            "corpus_size.measure_plan", config_file=str(config), run=str(training.path)
-        )
+        plan = measure_plan(config, training)
     return {
         "text, MiB": text_mib,
         "vocab, s": vocab.seconds,
-        "vocab, processor s": vocab.processor_seconds,
+        "vocab, processor s": vocab.cpu_seconds,
         "vocab, peak MiB": vocab.peak_mib,
-        f"train to step {steps}, s": first.first(f"step {steps}/"),
-        "train to step 1, s": first.first("step 1/"),
-        "train, processor s": first.processor_seconds,
-        "train, peak MiB": first.peak_mib,
+        f"train to step {steps}, s": begun.first(f"step {steps}/"),
+        "train to step 1, s": begun.first("step 1/"),
+        "train, processor s": begun.cpu_seconds,
+        "train, peak MiB": begun.peak_mib,
         "store, MiB": store_mib,
-        "resumed, first step after s": again.first(f"step {steps // 2 + 1}/"),
-        "resumed, peak MiB": again.peak_mib,
+        "resumed, first step after s": resumed.first(f"step {steps // 2 + 1}/"),
+        "resumed, peak MiB": resumed.peak_mib,
         **plan,
     }
 

@@ -9,10 +9,9 @@ Without a CUDA device the exit code is 2.
 import argparse
 import importlib.util
 import math
-import platform
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,51 +40,38 @@ class Part:
     package: str | None = None  # that the part needs beside torch
 
 
+PACKAGES = {"marian": "transformers", "ctranslate2": "ctranslate2"}
+
+
 def throughput(network: str, baseline: str, seconds: float) -> Part:
     """Return the part in which a baseline trains a network."""
     arguments = {"network": network, "baseline": baseline}
-    package = "transformers" if baseline.startswith("marian") else None
+    package = PACKAGES.get(baseline.removesuffix("-compiled"))
     return Part("gpu_throughput.throughput", seconds, arguments, package)
+
+
+def decoding(baseline: str, seconds: float) -> Part:
+    """Return the part in which a baseline translates."""
+    return Part("gpu_decode.decode", seconds, {"baseline": baseline}, PACKAGES.get(baseline))
 
 
 # The most important ones come first.
 PARTS = {
-    "ceilings": Part("gpu_ceilings.ceilings", 15),
+    "ceilings": Part("gpu_checks.ceilings", 15),
     "tests": Part("gpu_checks.run_tests", 115),
     "nccl": Part("gpu_checks.collectives", 8),
     "big": throughput("big", "ours", 50),
     "big-eager": throughput("big", "eager", 25),
     "big-marian": throughput("big", "marian", 35),
-    "decode": Part("gpu_decode.decode", 60),
-    "decode-marian": Part("gpu_decode.decode_marian", 35, package="transformers"),
+    "decode": decoding("ours", 60),
+    "decode-marian": decoding("marian", 35),
     "base": throughput("base", "ours", 40),
     "big-marian-compiled": throughput("big", "marian-compiled", 50),
     "demo": Part("gpu_checks.demo", 40),
-    "fp8": Part("gpu_ceilings.fp8", 8),
+    "fp8": Part("gpu_checks.fp8", 8),
     "idle": Part("gpu_throughput.idle", 35, {"network": "big"}),
-    "decode-ctranslate2": Part("gpu_decode.decode_ctranslate2", 24, package="ctranslate2"),
+    "decode-ctranslate2": decoding("ctranslate2", 24),
     "tiny": throughput("tiny", "ours", 25),
-    "parts": Part("gpu_ceilings.parts_of_a_step", 20),
-    "attention": Part("gpu_checks.attention", 15),
-}
-HEADLINES = {
-    "passed": "{} tests passed",
-    "skipped": "{} skipped",
-    "target_tokens_per_second": "{:,.0f} target tokens/s",
-    "mfu": "MFU {:.1%}",
-    "share_of_gemm": "{:.1%} of the GEMM peak",
-    "gemm_tflops": "GEMM {:,.0f} TFLOP/s",
-    "copy_tb_per_second": "copy {:.2f} TB/s",
-    "launch_microseconds": "{:.1f} us a launch",
-    "padding_share": "{:.1%} padding",
-    "loader_share": "loader {:.1%} of the time",
-    "peak_memory_mib": "peak {:,.0f} MiB",
-    "valid_score": "valid {:.2f}",
-    "idle_share": "GPU idle {:.1%} of the time",
-    "launches_per_step": "{:,.0f} launches a step",
-    "waits_per_step": "{} waits a step",
-    "sentences_per_second": "{:,.0f} sentences/s",
-    "all_reduce_ms": "all-reduce {:.1f} ms",
 }
 
 
@@ -106,77 +92,51 @@ def measure(part: Part, seconds_left: float) -> Results:
 
 
 def headline(results: Results) -> str:
-    """Return the main results of a part as a line."""
+    """Return the numbers of a part as a line."""
     if "error" in results:
         return f"FAILED: {results['error']}"
     if "left_out" in results:
         return f"left out: {results['left_out']}"
-    words = [text.format(results[key]) for key, text in HEADLINES.items() if key in results]
-    return ", ".join(words) or "done"
+    numbers = {key: each for key, each in results.items() if isinstance(each, int | float)}
+    return ", ".join(f"{key} {number:,.4g}" for key, number in numbers.items())
 
 
-def speed_ratios(results: Mapping[str, Results | None]) -> dict[str, float]:
+def variants(results: Results, key: str) -> Iterator[tuple[str, str, float, float]]:
+    """Yield our training of a network and each other one of it, with a result of both."""
+    values = {name: part[key] for name, part in results.items() if part and key in part}
+    for name, value in values.items():
+        ours = name.partition("-")[0]
+        if name != ours and ours in values:
+            yield ours, name, values[ours], value
+
+
+def speed_ratios(results: Results) -> dict[str, float]:
     """Return how many times as fast ours is as each other training of the same network."""
-    speeds = {
-        name: part["target_tokens_per_second"]
-        for name, part in results.items()
-        if part is not None and "padding_share" in part
-    }
-    return {
-        f"{network} / {name}": speeds[network] / speeds[name] for network, name in _variants(speeds)
-    }
+    compared = variants(results, "target_tokens_per_second")
+    return {f"{ours} / {name}": speed / other for ours, name, speed, other in compared}
 
 
-def unlike_losses(results: Mapping[str, Results | None]) -> list[str]:
+def unlike_losses(results: Results) -> list[str]:
     """Return the trainings whose first loss is not that of ours, which has the same weights."""
-    losses = {
-        name: part["initial_loss"]
-        for name, part in results.items()
-        if part is not None and "initial_loss" in part
-    }
     return [
-        f"{name} begins with loss {losses[name]:.4f}, {network} with {losses[network]:.4f}"
-        for network, name in _variants(losses)
-        if not math.isclose(losses[name], losses[network], rel_tol=LOSS_TOLERANCE)
+        f"{name} begins with loss {other:.4f}, {ours} with {loss:.4f}"
+        for ours, name, loss, other in variants(results, "initial_loss")
+        if not math.isclose(other, loss, rel_tol=LOSS_TOLERANCE)
     ]
-
-
-def _variants(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the names of our training of a network, and of each other one of it."""
-    pairs = [(name.partition("-")[0], name) for name in names]
-    return [pair for pair in pairs if pair[0] != pair[1] and pair[0] in names]
-
-
-def names_in(text: str | None) -> list[str]:
-    """Return comma-separated names of parts in their order, or all."""
-    if text is None:
-        return list(PARTS)
-    unknown = set(text.split(",")) - PARTS.keys()
-    if unknown:
-        known, got = ", ".join(PARTS), ", ".join(sorted(unknown))
-        raise UsageError("--only", "no such part", got=got, remedy=f"choose from: {known}")
-    return [name for name in PARTS if name in text.split(",")]
 
 
 def measure_all(names: Sequence[str], machine: Results, seconds: float, output: Path) -> Results:
     """Measure parts one after the other, within some seconds; write the results after each."""
     begun = time.monotonic()
     # A part that has not run is null.
-    content: Results = {
-        "machine": machine,
-        "python": platform.python_version(),
-        "parts": dict.fromkeys(names),
-        "ratios": {},
-        "unlike_losses": [],
-    }
-    write_json(output, content)
+    parts: Results = dict.fromkeys(names)
+    content: Results = {"machine": machine, "parts": parts}
     for name in names:
         log(f"[{time.monotonic() - begun:4.0f} s] {name} begins")
         results = measure(PARTS[name], begun + seconds - time.monotonic())
+        parts[name] = results
         content["seconds"] = time.monotonic() - begun
-        content["parts"][name] = results
-        content["ratios"] = speed_ratios(content["parts"])
-        content["unlike_losses"] = unlike_losses(content["parts"])
+        content["ratios"], content["unlike_losses"] = speed_ratios(parts), unlike_losses(parts)
         write_json(output, content)
         log(f"[{content['seconds']:4.0f} s] {name}: {headline(results)}")
     return content
@@ -187,22 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/gpu",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs/gpu.json"), help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=10.0, help="for all parts (default: %(default)g)"
-    )
-    parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--output", type=Path, default=Path("runs/gpu.json"), help="a JSON file")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all parts")
+    parser.add_argument("--only", action="append", choices=PARTS, help="a part; may be repeated")
     options = parser.parse_args(arguments)
+    names = [name for name in PARTS if name in (options.only or PARTS)]
     begun = time.monotonic()
     try:
-        names = names_in(options.only)
-        if importlib.util.find_spec("torch") is None:
-            what = "torch is not installed"
-            raise UsageError("scripts/gpu", what, got=sys.executable, remedy="install it")
         machine = run_in_process("gpu_checks.machine", seconds=MACHINE_SECONDS)
         if machine["gpu"] is None:
             raise UsageError(

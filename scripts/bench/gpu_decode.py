@@ -1,7 +1,6 @@
 """Parts of gpu.py: decoding by a network with its initial weights, as fast as a trained one.
 
-All translate the same random sentences into as many tokens, greedily and by a beam of 5. The main
-result of each is greedy search in its first precision.
+All translate the same random sentences into as many tokens, greedily and by a beam of 5.
 """
 
 import tempfile
@@ -12,13 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from gpu_throughput import NETWORKS, SEED, synthetic_config
+from gpu_throughput import SEED, synthetic_config, synthetic_model
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.device import batch_size_factor, peak_memory, resolve_device, resolve_precision
-from tformer_cli.model.build import build_model
+from tformer_cli.device import peak_memory, resolve_device, resolve_precision
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.engine import Request, SpecialTokens
+from tformer_cli.search.engine import Engine, Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.normalizer import Normalizer
@@ -27,11 +25,13 @@ from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, Vocabulary
 
 SUPPRESSED_IDS = [x for x in range(NUM_SPECIAL) if x != EOS_ID]
-# How CTranslate2 says that libraries of CUDA are missing.
-NO_LIBRARY = "is not found or cannot be loaded"
+# Sentences of a batch of the others; our engine finds its own.
+BATCH = 512
+# How CTranslate2 says that it was built without CUDA, or that libraries of CUDA are missing.
+NO_CUDA = ("not compiled with CUDA support", "is not found or cannot be loaded")
 
-# From sentences of ids with EOS, to ids up to EOS or beyond.
-Translate = Callable[[Sequence[list[int]], DecodingConfig], Sequence[Sequence[int]]]
+# From sentences of ids with EOS, to the tokens of each, without EOS or up to it.
+Translate = Callable[[Sequence[list[int]], DecodingConfig], Sequence[Sequence[object]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,7 @@ class Workload:
 
     def model(self) -> Seq2Seq:
         """Return the network with its initial weights."""
-        sizes = {"source_size": self.vocab_size, "target_size": self.vocab_size}
-        return build_model(NETWORKS[self.network], **sizes, seed=SEED).eval()
+        return synthetic_model(self.network, self.vocab_size).eval()
 
     def speeds(self, translate: Translate) -> dict[str, float]:
         """Return the sentences a second of each search."""
@@ -70,110 +69,57 @@ class Workload:
         return speeds
 
 
-def decode(
-    network: str = "base",
-    *,
-    device: str = "cuda",
-    precisions: tuple[str, ...] = ("bfloat16", "float32"),
-    **sizes: int,
-) -> dict[str, object]:
-    """Measure our engine; `sizes` are those of the workload."""
-    on, workload = resolve_device(device), Workload(network, **sizes)
+def ours(workload: Workload, device: torch.device, precision: str) -> Translate:
+    """Load our engine."""
+    dtype = resolve_precision(precision, device)
     tokens = SpecialTokens(BOS_ID, EOS_ID, SUPPRESSED_IDS)
-    model = workload.model()
-    speeds = {}
-    for precision in precisions:
-        engine = NativeEngine(model, tokens, device=on, precision=resolve_precision(precision, on))
-
-        def translate(
-            sentences: Sequence[list[int]],
-            search: DecodingConfig,
-            engine: NativeEngine = engine,
-        ) -> Sequence[Sequence[int]]:
-            requests = [Request(tuple(sentence)) for sentence in sentences]
-            results = engine.translate(requests, search, scored=False)
-            return [best.token_ids for best, *_ in results]
-
-        for name, speed in workload.speeds(translate).items():
-            speeds[f"{name}, {precision}"] = speed
-    return {
-        "sentences_per_second": next(iter(speeds.values())),
-        "speeds": speeds,
-        "batch_size_factor": batch_size_factor(on),
-        "max_slots": engine.max_slots,  # lower than at first if memory has run out
-        "peak_memory_mib": peak_memory(on) / 2**20,
-    }
+    return by_engine(NativeEngine(workload.model(), tokens, device=device, precision=dtype))
 
 
-def decode_marian(
-    network: str = "base",
-    *,
-    device: str = "cuda",
-    precision: str = "bfloat16",
-    batch: int = 512,
-    **sizes: int,
-) -> dict[str, object]:
-    """Measure transformers' `generate` with the same weights, in batches of so many sentences."""
-    from baseline_marian import generate, marian_like
+def marian(workload: Workload, device: torch.device, precision: str) -> Translate:
+    """Load transformers' Marian with the same weights."""
+    from baseline_marian import MarianEngine, marian_like
 
-    on, workload = resolve_device(device), Workload(network, **sizes)
     side = SimpleNamespace(size=workload.vocab_size)
-    marian = marian_like(
-        workload.model(),
-        synthetic_config(network),
-        SimpleNamespace(source=side, target=side),
-        num_positions=workload.length + 1,
-    )
-    marian = marian.eval().to(on, resolve_precision(precision, on))
+    tokenizers = SimpleNamespace(source=side, target=side)
+    model = marian_like(workload.model(), synthetic_config(workload.network), tokenizers)
+    model = model.to(device, resolve_precision(precision, device))
+    return by_engine(MarianEngine(model, SUPPRESSED_IDS, BATCH))
+
+
+def by_engine(engine: Engine) -> Translate:
+    """Return what translates by an engine."""
 
     def translate(
         sentences: Sequence[list[int]], search: DecodingConfig
-    ) -> Sequence[Sequence[int]]:
-        return [
-            row
-            for start in range(0, len(sentences), batch)
-            for row in generate(marian, sentences[start : start + batch], search, SUPPRESSED_IDS)
-        ]
+    ) -> Sequence[Sequence[object]]:
+        requests = [Request(tuple(sentence)) for sentence in sentences]
+        return [best.token_ids for best, *_ in engine.translate(requests, search, scored=False)]
 
-    speeds = workload.speeds(translate)
-    return {
-        "sentences_per_second": speeds["greedy"],
-        "speeds": speeds,
-        "peak_memory_mib": peak_memory(on) / 2**20,
-    }
+    return translate
 
 
-def decode_ctranslate2(
-    network: str = "base",
-    *,
-    device: str = "cuda",
-    precision: str = "float16",
-    batch: int = 512,
-    **sizes: int,
-) -> dict[str, object]:
-    """Measure CTranslate2 with the same weights, in batches of so many sentences."""
-    import ctranslate2
+def ctranslate2(workload: Workload, device: torch.device, precision: str) -> Translate:
+    """Load CTranslate2 with the same weights."""
+    from ctranslate2 import Translator
 
     from tformer_cli.export.ctranslate2 import CTranslate2Format
 
-    if device == "cuda" and not ctranslate2.get_cuda_device_count():
-        return {"left_out": f"CTranslate2 {ctranslate2.__version__} sees no GPU"}
-    workload = Workload(network, **sizes)
     words = Vocabulary.of(f"w{i}" for i in range(NUM_SPECIAL, workload.vocab_size))
     side = WordTokenizer(words.to_json(), Normalizer(), name="words")
     tokenizers = Tokenizers(side, side, shared=True)
-    trained = TrainedModel(synthetic_config(network), tokenizers, workload.model(), step=0)
+    trained = TrainedModel(synthetic_config(workload.network), tokenizers, workload.model(), step=0)
     with tempfile.TemporaryDirectory() as folder:
         CTranslate2Format(precision).write(trained, Path(folder))
-        translator = ctranslate2.Translator(folder, device=device, compute_type=precision)
+        translator = Translator(folder, device=device.type, compute_type=precision)
 
     def translate(
         sentences: Sequence[list[int]], search: DecodingConfig
-    ) -> Sequence[Sequence[str]]:
+    ) -> Sequence[Sequence[object]]:
         results = translator.translate_batch(
             # It adds EOS itself.
             [side.tokens(sentence[:-1]) for sentence in sentences],
-            max_batch_size=batch,
+            max_batch_size=BATCH,
             beam_size=search.beam_size if isinstance(search, BeamConfig) else 1,
             min_decoding_length=search.min_length,
             max_decoding_length=search.max_length,
@@ -181,10 +127,37 @@ def decode_ctranslate2(
         )
         return [result.hypotheses[0] for result in results]
 
+    return translate
+
+
+# Each with its precisions.
+BASELINES = {
+    "ours": (ours, ("bfloat16", "float32")),
+    "marian": (marian, ("bfloat16",)),
+    "ctranslate2": (ctranslate2, ("float16",)),
+}
+
+
+def decode(
+    baseline: str, *, device: str = "cuda", precisions: Sequence[str] = (), **sizes: int
+) -> dict[str, object]:
+    """Measure a baseline; the main result is greedy search in its first precision.
+
+    `precisions` are its own by default; `sizes` are those of the workload.
+    """
+    load, own_precisions = BASELINES[baseline]
+    on, workload = resolve_device(device), Workload(**sizes)
+    speeds = {}
     try:
-        speeds = workload.speeds(translate)
+        for precision in precisions or own_precisions:
+            for search, speed in workload.speeds(load(workload, on, precision)).items():
+                speeds[f"{search}, {precision}"] = speed
     except RuntimeError as error:
-        if NO_LIBRARY not in str(error):
+        if not any(words in str(error) for words in NO_CUDA):
             raise
-        return {"left_out": f"CTranslate2 {ctranslate2.__version__}: {error}"}
-    return {"sentences_per_second": speeds["greedy"], "speeds": speeds}
+        return {"left_out": f"{baseline}: {error}"}
+    return {
+        "sentences_per_second": next(iter(speeds.values())),
+        "speeds": speeds,
+        "peak_memory_mib": peak_memory(on) / 2**20,
+    }

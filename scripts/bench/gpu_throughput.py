@@ -6,140 +6,61 @@ dropout on embeddings and on the output of each block.
 
 import contextlib
 import json
-import math
+import re
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from flops import Ceiling, synchronize, training_flops
+from flops import gemm_flops, synchronize, training_flops
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
-from train_baselines import Marian, Ours, Task
+from train_baselines import BASE, BIG, CONFIG, Step, marian_state, network, steps_of, take_steps
 
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.text import ParallelText, TrainingText
-from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.store import PairWeights, TokenStore
-from tformer_cli.device import can_compile, peak_memory, resolve_device, resolve_precision
-from tformer_cli.training.setup import PREFETCHED_BATCHES
+from tformer_cli.device import (
+    can_compile,
+    hardware_name,
+    peak_memory,
+    resolve_device,
+    resolve_precision,
+)
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.training.setup import TrainingData
+from tformer_cli.training.step import StepBatch, TrainState
 
-# Of Vaswani et al. 2017, table 3; and one whose kernels take less time than their launches.
-BIG = EncoderDecoderConfig(
-    dim=1024,
-    num_encoder_layers=6,
-    num_decoder_layers=6,
-    num_heads=16,
-    feedforward_dim=4096,
-    norm_position="post",
-    attention_dropout=0.0,
-    feedforward_dropout=0.0,
-)
-BASE = replace(BIG, dim=512, num_heads=8, feedforward_dim=2048)
-TINY = replace(
-    BASE, dim=128, num_heads=4, feedforward_dim=256, num_encoder_layers=2, num_decoder_layers=2
-)
-NETWORKS = {"big": BIG, "base": BASE, "tiny": TINY}
+# In those of tiny, kernels take less time than their launches.
+NETWORKS = {"big": BIG, "base": BASE, "tiny": network(128, 2, 4, 256)}
+# Ours as a training has it, with layers and loss compiled, or with nothing compiled; transformers'
+# Marian as it is, or compiled for batches of any shape.
+BASELINES = {"ours": "ours", "eager": "ours", "marian": "hf", "marian-compiled": "hf"}
 SEED = 1
 # Sentence lengths are log-normal and those of a pair alike.
 MEAN_LENGTH, LENGTH_SPREAD, RATIO_SPREAD, MAX_LENGTH = 25, 0.6, 0.2, 255
 NUM_SPECIAL_IDS = 16
-# Small, because the tokens have nothing to teach but their frequencies.
-LEARNING_RATE = 1e-4
+# Dense bfloat16 operations per second by the data sheets, of SXM modules where there are any.
+DATA_SHEETS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
+# Cards of the same names that are slower than the modules.
+SLOWER_FORMS = {"PCIe", "NVL"}
 # Categories of a trace.
 DEVICE_WORK = {"cuda": {"kernel", "gpu_memcpy", "gpu_memset"}, "cpu": {"cpu_op"}}
 NUM_TOP, NAME_LENGTH = 15, 100
 
-Interval = tuple[float, float]
 
-
-class SyntheticTask(Task):
-    """The training of a network on tokens that stand for no text."""
-
-    def num_positions(self) -> int:
-        """Return the positions that Marian needs."""
-        return MAX_LENGTH + 1
-
-
-class Compiled(Ours):
-    """Ours as a training has it: on a GPU layers are compiled, and so is the loss."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        if can_compile(task.device):
-            self.train_state.model.compile_layers()
-
-
-class Eager(Ours):
-    """Ours, with nothing compiled."""
-
-    def losses(self, batches: Iterable[Batch]) -> Iterator[float]:
-        losses = super().losses(batches)
-        while True:
-            with torch.compiler.set_stance("force_eager"):
-                loss = next(losses, None)
-            if loss is None:
-                return
-            yield loss
-
-
-class CompiledMarian(Marian):
-    """Marian, compiled for batches of any shape."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.train_state.model.compile(dynamic=True)
-
-
-BASELINES = {
-    "ours": Compiled,
-    "eager": Eager,
-    "marian": Marian,
-    "marian-compiled": CompiledMarian,
-}
-
-
-class Feed:
-    """Makes the batch of each step in a thread ahead of it, as a training does.
-
-    Attributes:
-        batch: the latest one.
-        seconds: time waited for batches.
-    """
-
-    def __init__(self, task: Task) -> None:
-        made = task.bucketed_batches()
-        if task.device.type == "cuda":
-            made = (batch.pin_memory() for batch in made)
-        self._made = prefetch(made, PREFETCHED_BATCHES)
-        self.batch: Batch | None = None
-        self.seconds = 0.0
-
-    def close(self) -> None:
-        """Stop making batches."""
-        self._made.close()
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        started = time.perf_counter()
-        self.batch = next(self._made)
-        self.seconds += time.perf_counter() - started
-        return self.batch
+# ------------------------------------------------------------------------------ synthetic tokens
 
 
 def synthetic_store(num_pairs: int, vocab_size: int) -> TokenStore:
@@ -162,78 +83,60 @@ def synthetic_store(num_pairs: int, vocab_size: int) -> TokenStore:
 
 
 def synthetic_config(network: str, batch_tokens: int = 32_768) -> Config:
-    """Return the config of a network without text."""
-    no_text = {"source": Path("none"), "target": Path("none")}
-    return Config(
-        seed=SEED,
-        data=DataConfig(train=(TrainingText(**no_text),), valid=ParallelText(**no_text)),
-        model=NETWORKS[network],
-        training=TrainingConfig(
-            optimizer=AdamWConfig(learning_rate=LEARNING_RATE), batch_tokens=batch_tokens
-        ),
-    )
+    """Return the config of a network, whose text is not read."""
+    # A small rate, because the tokens have nothing to teach but their frequencies.
+    optimizer = "training.optimizer={kind: adamw, learning_rate: 1e-4}"
+    training = (optimizer, f"training.batch_tokens={batch_tokens}", "model.dropout=0.1")
+    return load_config(CONFIG, [*NETWORKS[network], *training])
 
 
-def begin(
-    network: str,
-    baseline: str,
-    *,
-    device: str = "cuda",
-    precision: str = "bfloat16",
-    vocab_size: int = 37_000,
-    batch_tokens: int = 32_768,
-    num_pairs: int = 100_000,
-) -> tuple[Task, Feed, Iterator[float]]:
-    """Return a task, its batches, and the losses of its training, which begins with the first.
-
-    `batch_tokens` are padded tokens of a step on either side.
-    """
-    config = synthetic_config(network, batch_tokens)
-    side = SimpleNamespace(size=vocab_size)
-    task = SyntheticTask(
-        config,
-        SimpleNamespace(source=side, target=side),
-        synthetic_store(num_pairs, vocab_size),
-        resolve_precision(precision, resolve_device(device)),
-        resolve_device(device),
-    )
-    feed = Feed(task)
-    return task, feed, BASELINES[baseline](task).losses(feed)
+def synthetic_model(network: str, vocab_size: int) -> Seq2Seq:
+    """Return a network with its initial weights."""
+    sizes = {"source_size": vocab_size, "target_size": vocab_size}
+    return build_model(synthetic_config(network).model, **sizes, seed=SEED)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One measured optimizer step."""
+class Training:
+    """A training on synthetic tokens."""
 
-    seconds: float  # making its batch included
-    loading_seconds: float  # waiting for its batch
-    target_tokens: int  # with a loss: EOS has one, BOS and padding have none
-    tokens: int  # of both sides without padding
-    positions: int  # the same with padding
-    flops: float  # that the model needs
-    loss: float  # smoothed cross-entropy per target token before the step, in nats
+    config: Config
+    vocab_size: int
+    state: TrainState
+    batches: Generator[StepBatch]  # which a thread makes ahead
+    steps: Iterator[Step]
+
+    @classmethod
+    def begin(
+        cls,
+        network: str,
+        baseline: str,
+        *,
+        device: str = "cuda",
+        precision: str = "bfloat16",
+        vocab_size: int = 37_000,
+        batch_tokens: int = 32_768,
+        num_pairs: int = 100_000,
+    ) -> Self:
+        """Build a model; `batch_tokens` are padded tokens of a step on either side."""
+        on, name = resolve_device(device), BASELINES[baseline]
+        config = synthetic_config(network, batch_tokens)
+        settings = {"precision": resolve_precision(precision, on), "seed": SEED}
+        model = synthetic_model(network, vocab_size).to(on)
+        if baseline == "ours" and can_compile(on):
+            model.compile_layers()
+        state = TrainState.of(model, config.training, device=on, **settings)
+        if name == "hf":
+            side = SimpleNamespace(size=vocab_size)
+            state = marian_state(state, config, SimpleNamespace(source=side, target=side))
+        if baseline == "marian-compiled":
+            state.model.compile(dynamic=True)
+        store = synthetic_store(num_pairs, vocab_size)
+        batches = TrainingData(config, store, report=None, masking=None).batches(state)
+        return cls(config, vocab_size, state, batches, steps_of(name, state, batches))
 
 
-def measured(losses: Iterator[float], feed: Feed, task: Task) -> Iterator[Step]:
-    """Yield measured steps."""
-    vocab_size = task.tokenizers.target.size
-    while True:
-        loaded, started = feed.seconds, time.perf_counter()
-        loss = next(losses)
-        seconds = time.perf_counter() - started
-        batch = feed.batch
-        source, target = (
-            mask.sum(dim=1).numpy() for mask in (batch.source_mask, batch.target_mask)
-        )
-        yield Step(
-            seconds=seconds,
-            loading_seconds=feed.seconds - loaded,
-            target_tokens=int(target.sum()),
-            tokens=int(source.sum() + target.sum()),
-            positions=batch.source_mask.numel() + batch.target_mask.numel(),
-            flops=training_flops(task.config.model, vocab_size, source, target, causal_share=0.5),
-            loss=loss,
-        )
+# ------------------------------------------------------------------------------------ throughput
 
 
 def throughput(
@@ -247,75 +150,103 @@ def throughput(
 ) -> dict[str, object]:
     """Train for some seconds after a warm-up of one step or more: kernels are chosen, or compiled.
 
-    The device's peak is measured by matrices of `gemm_size` rows; `options` are those of `begin`.
+    The device's peak is measured by matrices of `gemm_size` rows; `options` go to `Training.begin`.
     """
-    task, feed, losses = begin(network, baseline, **options)
+    training = Training.begin(network, baseline, **options)
+    state, steps = training.state, training.steps
+    stance = "force_eager" if baseline == "eager" else "default"
     begun = time.perf_counter()
-    steps: list[Step] = []
-    with contextlib.closing(feed):
-        initial_loss, *_ = islice(losses, warm_up)
+    with contextlib.closing(training.batches), torch.compiler.set_stance(stance):
+        first, *_ = islice(steps, warm_up)
         warm, num_graphs = time.perf_counter(), counters["stats"]["unique_graphs"]
-        for step in measured(losses, feed, task):
-            steps.append(step)
-            if time.perf_counter() - warm >= seconds:
-                break
-    memory_mib = peak_memory(task.device) / 2**20
-    ceiling = Ceiling.of(task.device, task.precision, gemm_size=gemm_size)
+        taken = take_steps(steps, seconds)
+    memory_mib = peak_memory(state.device) / 2**20
+    gemm = gemm_flops(state.device, state.precision, (gemm_size,) * 3, products=10)
+    is_known = state.precision == torch.bfloat16
+    data_sheet = data_sheet_flops(hardware_name(state.device)) if is_known else None
+    flops = sum(flops_of(batch, training) for step in taken for batch in step.batches)
     return {
-        "precision": str(task.precision).removeprefix("torch."),
-        "batch_tokens": task.config.training.batch_tokens,
+        "precision": str(state.precision).removeprefix("torch."),
+        "batch_tokens": training.config.training.batch_tokens,
         "warm_up_seconds": warm - begun,
-        "initial_loss": initial_loss,
+        "initial_loss": first.loss,
         "graphs": counters["stats"]["unique_graphs"],
         "graphs_compiled_while_measured": counters["stats"]["unique_graphs"] - num_graphs,
         "peak_memory_mib": memory_mib,
-        **summary(steps, ceiling),
+        **summary(taken, flops, gemm, data_sheet),
     }
 
 
-def summary(steps: Sequence[Step], ceiling: Ceiling) -> dict[str, float | str]:
-    """Return speeds and shares of the sums of some steps, and medians of single ones."""
+def data_sheet_flops(device_name: str) -> float | None:
+    """Return the dense bfloat16 operations per second of a device, or None if unknown."""
+    words = set(re.split(r"[\s-]+", device_name))
+    if words & SLOWER_FORMS:
+        return None
+    return next((flops for name, flops in DATA_SHEETS.items() if name in words), None)
+
+
+def summary(
+    steps: Sequence[Step], flops: float, gemm: float, data_sheet: float | None
+) -> dict[str, float | str]:
+    """Return speeds and shares of the sums of some steps, and medians of single ones.
+
+    `flops` are the operations that the model needs for all. `gemm` and `data_sheet` are those per
+    second of the device: measured, and by its data sheet if known.
+    """
+    batches = [batch for step in steps for batch in step.batches]
     seconds = sum(step.seconds for step in steps)
-    flops = sum(step.flops for step in steps) / seconds
+    target_tokens = [step.num_target_tokens for step in steps]
+    num_tokens = sum(target_tokens) + sum(int(batch.source_mask.sum()) for batch in batches)
+    num_positions = sum(x.source_mask.numel() + x.target_mask.numel() for x in batches)
+    flops_per_second = flops / seconds
+    peak = data_sheet or gemm
     return {
         "steps": len(steps),
-        "target_tokens_per_second": sum(step.target_tokens for step in steps) / seconds,
-        "median_target_tokens_per_second": median(
-            step.target_tokens / step.seconds for step in steps
-        ),
-        "target_tokens_per_step": median(step.target_tokens for step in steps),
+        "target_tokens_per_second": sum(target_tokens) / seconds,
+        "target_tokens_per_step": median(target_tokens),
         "step_seconds": median(step.seconds for step in steps),
         "slowest_step_seconds": max(step.seconds for step in steps),
-        "model_tflops": flops / 1e12,
-        **ceiling.shares(flops),
-        "padding_share": 1 - sum(s.tokens for s in steps) / sum(s.positions for s in steps),
+        "model_tflops": flops_per_second / 1e12,
+        "mfu": flops_per_second / peak,
+        "mfu_of": "data sheet" if data_sheet else "measured GEMM, no data sheet known",
+        "share_of_gemm": flops_per_second / gemm,
+        "peak_tflops": peak / 1e12,
+        "gemm_tflops": gemm / 1e12,
+        "padding_share": 1 - num_tokens / num_positions,
         "loader_share": sum(step.loading_seconds for step in steps) / seconds,
-        "first_loss": steps[0].loss,
         "last_loss": steps[-1].loss,
     }
 
 
+def flops_of(batch: Batch, training: Training) -> float:
+    """Return the operations that the model needs for a batch."""
+    lengths = (mask.sum(dim=1).numpy() for mask in (batch.source_mask, batch.target_mask))
+    model, vocab_size = training.config.model, training.vocab_size
+    return training_flops(model, vocab_size, *lengths, causal_share=0.5)
+
+
+# ------------------------------------------------------------------------------------------ idle
+
+
 def idle(network: str, *, warm_up: int = 10, steps: int = 8, **options: Any) -> dict[str, object]:
-    """Profile some steps of our training; `options` are those of `begin`.
+    """Profile some steps of our training; `options` are those of `Training.begin`.
 
     On a GPU its own work alone is traced, since tracing calls of the host slows them.
     """
-    task, feed, losses = begin(network, "ours", **options)
-    is_cuda = task.device.type == "cuda"
+    training = Training.begin(network, "ours", **options)
+    taken, device = training.steps, training.state.device
+    is_cuda = device.type == "cuda"
     activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
-    with contextlib.closing(feed):
-        for _ in islice(losses, warm_up):
+    with contextlib.closing(training.batches), tempfile.TemporaryDirectory() as folder:
+        for _ in islice(taken, warm_up):
             pass
-        synchronize(task.device)
+        synchronize(device)
         with profile(activities=[activity]) as profiler:
-            loaded, started = feed.seconds, time.perf_counter()
-            for _ in islice(losses, steps):
-                pass
-            synchronize(task.device)
+            started = time.perf_counter()
+            loading_seconds = sum(step.loading_seconds for step in islice(taken, steps))
+            synchronize(device)
             seconds = time.perf_counter() - started
-            loading_seconds = feed.seconds - loaded
-        num_waits = waits(losses) if is_cuda else None
-    with tempfile.TemporaryDirectory() as folder:
+        num_waits = waits(taken) if is_cuda else None
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
@@ -324,16 +255,16 @@ def idle(network: str, *, warm_up: int = 10, steps: int = 8, **options: Any) -> 
         "seconds": seconds,
         "loader_share": loading_seconds / seconds,
         "waits_per_step": num_waits,
-        **device_work(events, DEVICE_WORK[task.device.type], seconds, steps),
+        **device_work(events, DEVICE_WORK[device.type], seconds, steps),
     }
 
 
-def waits(losses: Iterator[float]) -> int:
+def waits(steps: Iterator[Step]) -> int:
     """Return how often the host waits for the GPU in a step."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        next(losses)
+        next(steps)
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchronizing" in str(warning.message) for warning in caught)
 
@@ -353,18 +284,9 @@ def device_work(
     for event in worked:
         times[event["name"][:NAME_LENGTH]] += event["dur"]
     total = sum(times.values())
-    busy = covered((event["ts"], event["ts"] + event["dur"]) for event in worked) / 1e6
     return {
-        "idle_share": max(0.0, 1 - busy / seconds),
+        # On a GPU, work of a stream does not overlap.
+        "idle_share": max(0.0, 1 - total / 1e6 / seconds),
         "launches_per_step": len(worked) / steps,
         "top": {name: spent / total for name, spent in times.most_common(NUM_TOP)},
     }
-
-
-def covered(intervals: Iterable[Interval]) -> float:
-    """Return the time that some intervals, which may overlap, cover."""
-    total, covered_until = 0.0, -math.inf
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, covered_until))
-        covered_until = max(covered_until, end)
-    return total

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import resource
+import select
 import subprocess
 import sys
 import threading
@@ -16,26 +17,20 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 from tformer_cli.errors import TrainingError
 from tformer_cli.process import ENVIRONMENT
 
-# default: the variables of the user alone, and the C library's own allocator. tuned: the variables
-# of tformer's command line, and the settings of `tune_allocator`, as variables that glibc reads, so
-# that they hold for every baseline, whatever it imports.
-Condition = Literal["default", "tuned"]
-CONDITIONS: tuple[Condition, ...] = get_args(Condition)
+# What every baseline has: the variables of tformer's command line, and the settings of
+# `tune_allocator`, as variables that glibc reads, so that they hold whatever it imports.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 SETTINGS = ENVIRONMENT | ALLOCATOR
 SAMPLE_SECONDS = 0.02
+ROOT = Path(__file__).resolve().parents[2]
 PROC = Path("/proc")
-
-
-def environment(condition: Condition) -> dict[str, str]:
-    """Return all environment variables of a process in a condition; those of the user stay."""
-    users = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    return users | (SETTINGS if condition == "tuned" else {})
+# A process that has just ended has no files there.
+GONE = (FileNotFoundError, ProcessLookupError)
 
 
 # ------------------------------------------------------------------------------------- processes
@@ -49,7 +44,7 @@ class Worker:
     its standard input does, and Ctrl-C does not reach it.
     """
 
-    def __init__(self, call: str, *, condition: Condition = "tuned", **arguments: Any) -> None:
+    def __init__(self, call: str, **arguments: Any) -> None:
         """Start a process that calls MODULE.FUNCTION."""
         # What failed, in messages: the baseline where there are several.
         self.name = arguments.get("name", call)
@@ -58,7 +53,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment(condition),
+            env=os.environ | SETTINGS,
             start_new_session=True,
         )
 
@@ -76,31 +71,23 @@ class Worker:
             print(json.dumps(request), file=self.process.stdin, flush=True)
         return self.result()
 
-    def result(self) -> Any:
-        """Wait for a result."""
+    def result(self, seconds: float | None = None) -> Any:
+        """Wait for a result, for so many seconds at most."""
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            self.process.kill()
+            raise TrainingError(self.name, f"not done after {seconds:.1f} s")
         line = self.process.stdout.readline()
         answer = json.loads(line or "{}")
         if "result" not in answer:
             error = answer.get("error") or f"exit code {self.process.wait()}"
-            remedy = "see its output above"
-            raise TrainingError(self.name, "has failed", got=error, remedy=remedy)
+            raise TrainingError(self.name, "has failed", got=error, remedy="see its output above")
         return answer["result"]
 
 
 def run_in_process(call: str, *, seconds: float | None = None, **arguments: Any) -> Any:
     """Return the result of a function, called in a process of its own as by `Worker`."""
     with Worker(call, **arguments) as worker:
-        timer = threading.Timer(seconds or threading.TIMEOUT_MAX, worker.process.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            return worker.result()
-        except TrainingError:
-            if timer.finished.is_set():
-                raise TrainingError(call, f"not done after {seconds:.1f} s") from None
-            raise
-        finally:
-            timer.cancel()
+        return worker.result(seconds)
 
 
 def main(call: str, arguments: str) -> None:
@@ -116,6 +103,37 @@ def main(call: str, arguments: str) -> None:
         traceback.print_exc()
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=output)
         sys.exit(1)
+
+
+class Command:
+    """A command that has been run to its end: its time, memory and messages."""
+
+    def __init__(self, *words: str, memory: Callable[[int], int] | None = None) -> None:
+        """Run a command; `memory` of its process id is watched, `family_memory` by default.
+
+        Raises:
+            TrainingError: it has failed.
+        """
+        started, before = time.perf_counter(), children_cpu_seconds()
+        self.lines: list[tuple[float, str]] = []  # of standard error, with the time of each
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with (
+            subprocess.Popen(words, text=True, **pipes) as process,
+            watched(process.pid, memory or family_memory) as samples,
+        ):
+            for line in process.stderr:
+                self.lines.append((time.perf_counter() - started, line))
+            code = process.wait()
+        self.seconds = time.perf_counter() - started
+        self.cpu_seconds = children_cpu_seconds() - before
+        self.peak_mib = max(samples) / 2**20
+        if code:
+            last = self.lines[-1][1].strip() if self.lines else f"exit code {code}"
+            raise TrainingError(" ".join(words[1:6]), "has failed", got=last)
+
+    def first(self, beginning: str) -> float:
+        """Return the seconds after which the first message came that begins so."""
+        return next(seconds for seconds, line in self.lines if line.startswith(beginning))
 
 
 # ----------------------------------------------------------------------- memory, processor time
@@ -135,7 +153,7 @@ def family_memory(process: int) -> int:
     """
     mapped = [0]
     for member in family(process):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        with contextlib.suppress(*GONE):
             mapped.append(proc_bytes(PROC / str(member) / "status").get("RssFile", 0))
     return own_memory(process) + max(mapped)
 
@@ -148,7 +166,7 @@ def own_memory(process: int) -> int:
     """
     own = 0
     for member in family(process):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        with contextlib.suppress(*GONE):
             fields = proc_bytes(PROC / str(member) / "smaps_rollup")
             own += fields["Pss_Anon"] + fields["Pss_Shmem"]
     return own
@@ -159,7 +177,7 @@ def family(process: int) -> list[int]:
     members = [process]
     for member in members:
         for children in (PROC / str(member)).glob("task/*/children"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            with contextlib.suppress(*GONE):
                 members += map(int, children.read_text().split())
     return members
 
@@ -215,23 +233,22 @@ def play_rounds(
     return speeds
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    """Return the wall-clock time of a call."""
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-def time_ratio(call: Callable[[], object], other: Callable[[], object], rounds: int) -> float:
-    """Return the time of a call as a multiple of another's: the median of rounds in turns."""
-    pairs = [(seconds_of(call), seconds_of(other)) for _ in range(rounds + 1)]
-    # The first round warms up.
-    return median(one / two for one, two in pairs[1:])
-
-
 def ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
     """Return by round how many times as fast one is as another."""
     return [speed / other for speed, other in zip(speeds, others, strict=True)]
+
+
+def times_as_fast(
+    speeds: Mapping[str, Sequence[float]], titles: Mapping[str, str]
+) -> dict[str, str]:
+    """Return a row of a table for each baseline but the first, ours: how much faster ours is."""
+    first, *others = speeds
+    return {
+        f"times as fast tformer is as {titles[name]}": median_and_range(
+            ratios(speeds[first], speeds[name])
+        )
+        for name in others
+    }
 
 
 def two_digits(number: float) -> str:
@@ -250,10 +267,10 @@ def median_and_range(numbers: Sequence[float]) -> str:
     return f"{two_digits(median(numbers))} ({least}-{most})"
 
 
-def mean_and_deviation(numbers: Sequence[float], form: str = ".2f") -> str:
+def mean_and_deviation(numbers: Sequence[float]) -> str:
     """Return the mean of some seeds, with the standard deviation where there are several."""
-    mean = format(fmean(numbers), form)
-    return mean if len(numbers) == 1 else f"{mean} ± {stdev(numbers):{form}}"
+    mean = f"{fmean(numbers):.2f}"
+    return mean if len(numbers) == 1 else f"{mean} ± {stdev(numbers):.2f}"
 
 
 def columns_table(corner: str, columns: Mapping[str, Mapping[str, str]]) -> str:
@@ -273,12 +290,6 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
         for title, *cells in rows
     )
     return "\n".join(line.rstrip() for line in lines)
-
-
-def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """Return so many items at equal distances, or all where there are fewer."""
-    count = min(count, len(items))
-    return [items[index * len(items) // count] for index in range(count)]
 
 
 def log(line: str) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from baseline_marian import INIT_STD
-from cli import AsJson, Folder, InitStd, Threads, names_in, numbers_in, resumable, show
-from harness import columns_table, log, mean_and_deviation
+from cli import AsJson, Folder, Threads, numbers_in, show
+from harness import aligned, log, mean_and_deviation
 from training_runs import RUNS, TrainingRun, train_in_process
 
 from tformer_cli.cli.entry import new_app, run
@@ -33,17 +32,15 @@ Variants = Annotated[
 ]
 
 
-def training_of(
-    file: Path, changes: Sequence[str], folder: Path, *, baseline: str, init_std: float
-) -> TrainingRun:
+def training_of(file: Path, changes: Sequence[str], folder: Path, baseline: str) -> TrainingRun:
     """Return the training of a config file with some settings, in a folder of its own."""
     config = load_config(file, changes)
-    # Marian's positions depend on the test sets, which no sweep reads.
+    # No sweep reads a test set.
     config = replace(config, data=replace(config.data, test={}))
     check_data_files(config.data)
     key = hashlib.sha256("\n".join(map(str, (file.resolve(), baseline, *changes))).encode())
     directory = RunDirectory(folder / f"{file.stem}-{key.hexdigest()[:12]}")
-    return RUNS[baseline](config, directory, init_std)
+    return RUNS[baseline](config, directory)
 
 
 def outcome(training: TrainingRun) -> dict[str, float | None]:
@@ -66,17 +63,15 @@ def title_of(variant: str) -> str:
     return variant or "(the config's own)"
 
 
-def table(outcomes: Sequence[dict[str, Any]]) -> str:
-    """Return a row for each variant, and for each config the mean score and the minutes."""
-    columns: dict[str, dict[str, str]] = {}
-    for config, variant in dict.fromkeys((each["config"], each["variant"]) for each in outcomes):
-        cell = [x for x in outcomes if (x["config"], x["variant"]) == (config, variant)]
-        scores = [each["valid_score"] for each in cell if each["valid_score"] is not None]
-        minutes = [each["minutes"] for each in cell if each["minutes"] is not None]
-        row = title_of(variant)
-        columns.setdefault(config, {})[row] = mean_and_deviation(scores) if scores else "failed"
-        columns.setdefault(f"{config}, min", {})[row] = f"{fmean(minutes):.1f}" if minutes else "-"
-    return columns_table("variant", columns)
+def table(config: str, outcomes: Sequence[dict[str, Any]]) -> str:
+    """Return a row for each variant, with its mean score and the minutes."""
+    rows = [["variant", config, f"{config}, min"]]
+    for variant in dict.fromkeys(each["variant"] for each in outcomes):
+        own = [x for x in outcomes if x["variant"] == variant and x["valid_score"] is not None]
+        scores = mean_and_deviation([each["valid_score"] for each in own]) if own else "failed"
+        minutes = f"{fmean(each['minutes'] for each in own):.1f}" if own else "-"
+        rows.append([title_of(variant), scores, minutes])
+    return aligned(rows)
 
 
 app = new_app(add_completion=False)
@@ -84,23 +79,21 @@ app = new_app(add_completion=False)
 
 @app.command()
 def sweep(
-    configs: Annotated[
-        list[Path], typer.Argument(help="YAML files, such as configs/enja50k.yaml.")
-    ],
+    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/enja50k.yaml.")],
     folder: Folder,
     variants: Variants = None,
     name: Annotated[
-        str, typer.Option("--baseline", help="ours: tformer; hf: transformers' Marian.")
+        Literal["ours", "hf"],
+        typer.Option("--baseline", help="ours: tformer; hf: transformers' Marian."),
     ] = "ours",
     seeds: Annotated[str, typer.Option(help="Seeds of each.")] = "1",
     settings: SetOption = None,
-    init_std: InitStd = INIT_STD,
     threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
     """Choose settings on the validation texts.
 
-    Each config is trained as it is and with the settings of each variant, one training after
+    The config is trained as it is and with the settings of each variant, one training after
     another, in processes of their own and with the same environment and allocator. The best score
     on the validation text counts (training.selection_metric); no test set is read. --set changes
     all of them. Re-running the command resumes.
@@ -109,35 +102,25 @@ def sweep(
     --variant "training.optimizer.learning_rate=1e-3"
     --variant "training.optimizer={kind: muon, learning_rate: 6e-3}; model.dropout=0.3"
     """
-    names_in("--baseline", name, RUNS, "baseline")
     torch.set_num_threads(threads)
     trainings = {
-        (str(config), variant, seed): training_of(
-            config,
-            [*(settings or []), *settings_of(variant), f"seed={seed}"],
-            folder,
-            baseline=name,
-            init_std=init_std,
+        (variant, seed): training_of(
+            config, [*(settings or []), *settings_of(variant), f"seed={seed}"], folder, name
         )
-        for config in configs
         for variant in dict.fromkeys([UNCHANGED, *(variants or [])])
         for seed in numbers_in("--seeds", seeds)
     }
     for training in trainings.values():
         training.check()
-    with resumable(folder):
-        for training in trainings.values():
-            try:
-                if not training.is_over():
-                    train_in_process(training, threads=threads)
-            except TrainingError as error:
-                # A learning rate that diverges is an outcome too.
-                log(str(error))
-    outcomes = [
-        {"config": config, "variant": variant, "seed": seed, **outcome(training)}
-        for (config, variant, seed), training in trainings.items()
-    ]
-    show(outcomes, as_json, lambda: table(outcomes))
+    outcomes = []
+    for (variant, seed), training in trainings.items():
+        try:
+            train_in_process(training, threads=threads)
+        except TrainingError as error:
+            # A learning rate that diverges is an outcome too.
+            log(str(error))
+        outcomes.append({"variant": variant, "seed": seed, **outcome(training)})
+    show(outcomes, as_json, lambda: table(str(config), outcomes))
 
 
 if __name__ == "__main__":

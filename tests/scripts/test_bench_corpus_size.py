@@ -53,5 +53,5 @@ def test_size_is_of_files_and_of_what_is_in_folders(tmp_path):
 
 
 def test_a_command_that_fails_is_named_with_what_it_said(tmp_path):
-    with pytest.raises(TrainingError, match=r"tformer train .*missing\.yaml: has failed"):
-        corpus_size.Command("train", str(tmp_path / "missing.yaml"))
+    with pytest.raises(TrainingError, match=r"tformer_cli train .*missing\.yaml: has failed"):
+        corpus_size.tformer("train", str(tmp_path / "missing.yaml"))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import baseline_marian
 import pytest
 import torch
+from baseline_marian import MarianEngine, build_marian
 from safetensors.torch import load_file
 from torch import nn
 from toy import write_toy
@@ -15,11 +16,13 @@ from transformers import MarianMTModel
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.model import LearnedPositions
 from tformer_cli.config.schema.training import MuonConfig, OptimizerConfig
 from tformer_cli.corpus.batch import batches_in_order
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
-from tformer_cli.errors import CheckpointError, TrainingError, UsageError
+from tformer_cli.errors import CheckpointError, ConfigError, TrainingError, UsageError
+from tformer_cli.search.engine import Request
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
@@ -42,28 +45,26 @@ def tokenizers(config: Config) -> Tokenizers:
     return build_tokenizers(config.tokenizer, lambda: read_texts(config.data.train), config.seed)
 
 
-def built(config: Config, tokenizers: Tokenizers) -> MarianMTModel:
-    return baseline_marian.build_marian(config, tokenizers, num_positions=60)
-
-
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
 @pytest.mark.parametrize(
     "search", [GreedyConfig(max_length=9), BeamConfig(beam_size=3, max_length=9)]
 )
-def test_search_never_writes_reserved_ids(search, config, tokenizers):
-    model = built(config, tokenizers)
+def test_search_never_writes_reserved_ids(search, batch_size, config, tokenizers):
+    model = build_marian(config, tokenizers)
     suppressed = list(tokenizers.target.suppressed_ids)
     # Without suppression nothing else would be written.
     model.final_logits_bias[:, suppressed] = 50.0
-    sentences = [[*tokenizers.source.encode(line), EOS_ID] for line in ("abc de", "g", "a b c")]
-    translations = baseline_marian.generate(model.eval(), sentences, search, suppressed)
-    assert len(translations) == 3
-    for translation in translations:
-        assert 1 <= len(translation) <= 9
-        assert not {*suppressed, EOS_ID} & set(translation)
+    requests = [
+        Request((*tokenizers.source.encode(line), EOS_ID)) for line in ("g", "abc de", "a b c")
+    ]
+    engine = MarianEngine(model, suppressed, batch_size)
+    for (best,) in engine.translate(requests, search, scored=False):
+        assert 1 <= len(best.token_ids) <= 9
+        assert not {*suppressed, EOS_ID} & set(best.token_ids)
 
 
 def test_loss_equals_ours_on_the_same_logits(config, tokenizers):
-    model = built(config, tokenizers).eval()
+    model = build_marian(config, tokenizers).eval()
     store = evaluation_store(config.data.valid, tokenizers)
     batch = next(batches_in_order(store, batch_tokens=200))
     logits = model(
@@ -80,44 +81,56 @@ def test_loss_equals_ours_on_the_same_logits(config, tokenizers):
     torch.testing.assert_close(baseline_marian.loss_sum(model, batch, 0.0), expected.nll)
 
 
+def num_trained(marian: MarianMTModel) -> int:
+    """Its trained parameters; a shared one counts once."""
+    return sum(weight.numel() for weight in marian.parameters() if weight.requires_grad)
+
+
 @pytest.mark.parametrize(("tie", "tables"), [("all", 1), ("output", 2), ("none", 3)])
 def test_marian_ties_what_the_run_ties(tie, tables, config, tokenizers):
-    model = built(replace(config, model=replace(config.model, tie_embeddings=tie)), tokenizers)
-    alone = built(config, tokenizers)
-    added = baseline_marian.count_parameters(model) - baseline_marian.count_parameters(alone)
+    tied = replace(config, model=replace(config.model, tie_embeddings=tie))
+    model, alone = (build_marian(each, tokenizers) for each in (tied, config))
+    added = num_trained(model) - num_trained(alone)
     assert added == (tables - 1) * tokenizers.source.size * config.model.dim
 
 
-def test_first_weights_have_the_deviation_asked_for(config, tokenizers):
-    for deviation in (0.02, 0.2):
-        model = baseline_marian.build_marian(
-            config, tokenizers, num_positions=60, init_std=deviation
-        )
-        weight = model.model.encoder.layers[0].fc1.weight
-        assert weight.std().item() == pytest.approx(deviation, rel=0.1)
+def test_first_weights_have_the_deviation_of_the_width(config, tokenizers):
+    weight = build_marian(config, tokenizers).model.encoder.layers[0].fc1.weight
+    assert weight.std().item() == pytest.approx(config.model.dim**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"positions": LearnedPositions(max_length=300)}, {"num_kv_heads": 1}, {"activation": "geglu"}],
+)
+def test_a_model_that_marian_has_no_parts_for_is_refused(change, config, tokenizers):
+    other = replace(config, model=replace(config.model, **change))
+    with pytest.raises(ConfigError) as raised:
+        build_marian(other, tokenizers)
+    assert [problem.where for problem in raised.value.problems] == [
+        f"model.{key}" for key in change
+    ]
 
 
 def with_optimizer(config: Config, optimizer: OptimizerConfig) -> Config:
     return replace(config, training=replace(config.training, optimizer=optimizer))
 
 
-@pytest.mark.parametrize("change", ["learning rate", "text", "weights", "no pointer"])
+@pytest.mark.parametrize("change", ["learning rate", "text", "no pointer"])
 def test_folder_of_another_training_is_refused(change, config, tmp_path):
     run = RunDirectory(tmp_path / "hf-1")
     Marian(config, run).train()
-    other, init_std = config, 0.02
+    other = config
     if change == "learning rate":
         other = with_optimizer(config, replace(config.training.optimizer, learning_rate=1e-3))
     if change == "text":
         train = replace(config.data.train[0], source=config.data.valid.source)
         train = replace(train, target=config.data.valid.target)
         other = replace(config, data=replace(config.data, train=(train,)))
-    if change == "weights":
-        init_std = 0.1
     if change == "no pointer":
         (run.path / "last").unlink()
     with pytest.raises(CheckpointError) as raised:
-        Marian(other, run, init_std).train()
+        Marian(other, run).train()
     assert str(raised.value) == (
         f"{run.path}: holds a Marian that was trained otherwise; "
         "remove it, or name another --folder"
@@ -131,7 +144,7 @@ def test_muon_moves_the_layers_of_marian_and_not_its_embeddings(config, tokenize
     turned = {name.removesuffix("/momentum") for name in saved if name.endswith("/momentum")}
     layers = {
         name
-        for name, weight in built(config, tokenizers).named_parameters()
+        for name, weight in build_marian(config, tokenizers).named_parameters()
         if ".layers." in name and weight.dim() == 2
     }
     assert turned == layers
@@ -152,5 +165,5 @@ def test_divergence_is_named(config, tmp_path, monkeypatch):
 def test_missing_transformers_is_one_line(config, tokenizers, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError) as raised:
-        built(config, tokenizers)
+        build_marian(config, tokenizers)
     assert str(raised.value) == "transformers: is not installed; pip install transformers"
