@@ -43,9 +43,6 @@ SPECIAL_IDS = {
 }
 
 
-# ------------------------------------------------------------------------------------- the model
-
-
 def build_marian(config: Config, tokenizers: Tokenizers) -> "MarianMTModel":
     """Return Marian in the sizes of a config, with initial weights that follow from its seed.
 
@@ -87,9 +84,6 @@ def marian_like(ours: Seq2Seq, config: Config, tokenizers: Tokenizers) -> "Maria
         if isinstance(module, nn.LayerNorm):
             module.eps = config.model.norm_epsilon
     return marian
-
-
-# ---------------------------------------------------------------------------------- its training
 
 
 def loss_sum(marian: nn.Module, batch: Batch, smoothing: float) -> Tensor:
@@ -163,9 +157,6 @@ def mean_nll(marian: "MarianMTModel", store: TokenStore) -> float:
         nll += loss_sum(marian, batch.to(marian.device), smoothing=0.0).item()
         num_tokens += batch.num_target_tokens
     return nll / num_tokens
-
-
-# ------------------------------------------------------------------------------------ its search
 
 
 class MarianEngine(Engine):

@@ -36,7 +36,7 @@ Pair = tuple[str, str]
 Dirt = Callable[[random.Random, Pair, Sequence[Pair], str], Pair]
 
 
-def cut(rng: random.Random, line: str) -> str:
+def cut(line: str) -> str:
     """Return the first words of a line, at most a quarter of them."""
     words = line.split()
     return " ".join(words[: max(1, len(words) // 4)])
@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[float, str | None, Dirt]] = {
         "too_long",
         lambda r, p, e, o: tuple(map(" ".join, zip(*r.sample(e, 20), strict=True))),
     ),
-    "target cut to a quarter": (0.03, "ratio", lambda r, p, e, o: (p[0], cut(r, p[1]))),
+    "target cut to a quarter": (0.03, "ratio", lambda r, p, e, o: (p[0], cut(p[1]))),
     "digits and signs": (
         0.01,
         "letters",

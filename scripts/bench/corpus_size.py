@@ -32,7 +32,6 @@ MEDIAN_WORDS, SPREAD_WORDS, MAX_WORDS = 20, 0.6, 120
 # One pair in so many repeats an earlier one.
 REPEAT_EVERY = 50
 SHORT_LINES = 200
-VOCAB_SIZE, NUM_STEPS = 8000, 100
 # A small network: what is measured is the text.
 CONFIG = """
 seed: 1
@@ -115,9 +114,7 @@ def measure_plan(config_file: Path, run: RunDirectory) -> dict[str, float]:
     }
 
 
-def measure(
-    num_pairs: int, *, steps: int = NUM_STEPS, vocab_size: int = VOCAB_SIZE
-) -> dict[str, float]:
+def measure(num_pairs: int, *, steps: int = 100, vocab_size: int = 8000) -> dict[str, float]:
     """Write a text; learn its vocabulary, take the first steps, and resume halfway."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -123,11 +123,7 @@ def fastest_setting(name: str, task: Task, lines: Sequence[str]) -> Setting:
 
 
 def compare(
-    task: Task,
-    names: Sequence[str],
-    pairs: Sequence[tuple[str, str]],
-    config: Config,
-    rounds: int,
+    task: Task, names: Sequence[str], pairs: Sequence[tuple[str, str]], config: Config, rounds: int
 ) -> dict[str, Any]:
     """Let baselines translate pairs by one search in one mode.
 

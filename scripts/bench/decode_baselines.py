@@ -123,9 +123,6 @@ def ctranslate2_alone(task: Task, setting: Setting, number_format: str = "float3
     return translate
 
 
-# ------------------------------------------------------------------------------------- settings
-
-
 def own_batches(task: Task) -> list[Setting]:
     """Return one process, or one for each thread."""
     return list(dict.fromkeys([Setting(workers=1), Setting(workers=task.threads)]))

@@ -82,13 +82,11 @@ def measure(part: Part, seconds_left: float) -> Results:
     if part.seconds > seconds_left:
         left = max(0, seconds_left)
         return {"left_out": f"takes about {part.seconds:.0f} s, and {left:.0f} s are left"}
-    started = time.monotonic()
     limit = min(PATIENCE * part.seconds, seconds_left)
     try:
-        results = run_in_process(part.call, seconds=limit, **part.arguments)
+        return run_in_process(part.call, seconds=limit, **part.arguments)
     except TrainingError as error:
         return {"error": str(error)}
-    return results | {"part_seconds": time.monotonic() - started}
 
 
 def headline(results: Results) -> str:

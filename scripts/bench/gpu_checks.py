@@ -42,8 +42,6 @@ def machine() -> dict[str, object]:
     return result
 
 
-# ------------------------------------------------------------------------------------- ceilings
-
 Shapes = Sequence[tuple[int, int, int]]
 # (height, inner, width) of a square product, and of those of a training.
 SHAPES = ((8192, 8192, 8192), *((32_768, 1024, width) for width in (1024, 4096, 37_008)))
@@ -91,9 +89,6 @@ def by_shape(shapes: Shapes, rates: Sequence[float]) -> dict[str, object]:
     names = [" x ".join(map(str, shape)) for shape in shapes]
     named = dict(zip(names, rates, strict=True))
     return {"gemm_tflops": max(rates), "gemm_tflops_by_shape": named}
-
-
-# ---------------------------------------------------------------------------------------- tests
 
 
 def run_tests(*words: str) -> dict[str, object]:

@@ -90,9 +90,7 @@ def marian(workload: Workload, device: torch.device, precision: str) -> Translat
 def by_engine(engine: Engine) -> Translate:
     """Return what translates by an engine."""
 
-    def translate(
-        sentences: Sequence[list[int]], search: DecodingConfig
-    ) -> Sequence[Sequence[object]]:
+    def translate(sentences: Sequence[list[int]], search: DecodingConfig) -> list[Sequence[int]]:
         requests = [Request(tuple(sentence)) for sentence in sentences]
         return [best.token_ids for best, *_ in engine.translate(requests, search, scored=False)]
 
@@ -113,9 +111,7 @@ def ctranslate2(workload: Workload, device: torch.device, precision: str) -> Tra
         CTranslate2Format(precision).write(trained, Path(folder))
         translator = Translator(folder, device=device.type, compute_type=precision)
 
-    def translate(
-        sentences: Sequence[list[int]], search: DecodingConfig
-    ) -> Sequence[Sequence[object]]:
+    def translate(sentences: Sequence[list[int]], search: DecodingConfig) -> list[Sequence[str]]:
         results = translator.translate_batch(
             # It adds EOS itself.
             [side.tokens(sentence[:-1]) for sentence in sentences],

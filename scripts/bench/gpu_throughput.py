@@ -162,8 +162,7 @@ def throughput(
         taken = take_steps(steps, seconds)
     memory_mib = peak_memory(state.device) / 2**20
     gemm = gemm_flops(state.device, state.precision, (gemm_size,) * 3, products=10)
-    is_known = state.precision == torch.bfloat16
-    data_sheet = data_sheet_flops(hardware_name(state.device)) if is_known else None
+    data_sheet = data_sheet_flops(hardware_name(state.device), state.precision)
     flops = sum(flops_of(batch, training) for step in taken for batch in step.batches)
     return {
         "precision": str(state.precision).removeprefix("torch."),
@@ -177,10 +176,10 @@ def throughput(
     }
 
 
-def data_sheet_flops(device_name: str) -> float | None:
-    """Return the dense bfloat16 operations per second of a device, or None if unknown."""
+def data_sheet_flops(device_name: str, precision: torch.dtype) -> float | None:
+    """Return the dense operations per second of a device, or None if unknown."""
     words = set(re.split(r"[\s-]+", device_name))
-    if words & SLOWER_FORMS:
+    if precision != torch.bfloat16 or words & SLOWER_FORMS:
         return None
     return next((flops for name, flops in DATA_SHEETS.items() if name in words), None)
 

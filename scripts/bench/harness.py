@@ -24,8 +24,7 @@ from tformer_cli.process import ENVIRONMENT
 
 # What every baseline has: the variables of tformer's command line, and the settings of
 # `tune_allocator`, as variables that glibc reads, so that they hold whatever it imports.
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
-SETTINGS = ENVIRONMENT | ALLOCATOR
+SETTINGS = ENVIRONMENT | {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 SAMPLE_SECONDS = 0.02
 ROOT = Path(__file__).resolve().parents[2]
 PROC = Path("/proc")
@@ -151,10 +150,7 @@ def family_memory(process: int) -> int:
     Mapped files (libraries) count for the process that has most of them, because the share of a
     library depends on the other programs that have it loaded.
     """
-    mapped = [0]
-    for member in family(process):
-        with contextlib.suppress(*GONE):
-            mapped.append(proc_bytes(PROC / str(member) / "status").get("RssFile", 0))
+    mapped = [proc_bytes(member).get("RssFile", 0) for member in family(process)]
     return own_memory(process) + max(mapped)
 
 
@@ -164,12 +160,8 @@ def own_memory(process: int) -> int:
     It is their proportional set size (PSS) on an otherwise idle machine: pages that several of them
     share count once.
     """
-    own = 0
-    for member in family(process):
-        with contextlib.suppress(*GONE):
-            fields = proc_bytes(PROC / str(member) / "smaps_rollup")
-            own += fields["Pss_Anon"] + fields["Pss_Shmem"]
-    return own
+    rollups = [proc_bytes(member, "smaps_rollup") for member in family(process)]
+    return sum(fields.get(key, 0) for fields in rollups for key in ("Pss_Anon", "Pss_Shmem"))
 
 
 def family(process: int) -> list[int]:
@@ -182,9 +174,12 @@ def family(process: int) -> list[int]:
     return members
 
 
-def proc_bytes(file: Path = PROC / "self" / "status") -> dict[str, int]:
-    """Return the fields of a file under /proc that are in kB, in bytes."""
-    lines = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
+def proc_bytes(process: int | str = "self", name: str = "status") -> dict[str, int]:
+    """Return the fields of a file of a process that are in kB, in bytes; none if it has ended."""
+    lines: list[list[str]] = []
+    with contextlib.suppress(*GONE):
+        text = (PROC / str(process) / name).read_text(encoding="utf-8")
+        lines = [line.split() for line in text.splitlines()]
     return {
         words[0].rstrip(":"): int(words[1]) * 2**10
         for words in lines

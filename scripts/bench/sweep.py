@@ -43,16 +43,6 @@ def training_of(file: Path, changes: Sequence[str], folder: Path, baseline: str)
     return RUNS[baseline](config, directory)
 
 
-def outcome(training: TrainingRun) -> dict[str, float | None]:
-    """Return the best validation score, its step, and minutes of steps; None if it failed."""
-    progress = training.progress()
-    return {
-        "valid_score": progress and progress.best_score,
-        "at_step": progress and progress.best_step,
-        "minutes": progress and progress.seconds / 60,
-    }
-
-
 def settings_of(variant: str) -> list[str]:
     """Return the settings between the semicolons of a variant."""
     return [setting.strip() for setting in variant.split(";") if setting.strip()]
@@ -119,7 +109,17 @@ def sweep(
         except TrainingError as error:
             # A learning rate that diverges is an outcome too.
             log(str(error))
-        outcomes.append({"variant": variant, "seed": seed, **outcome(training)})
+        progress = training.progress()
+        outcomes.append(
+            {
+                "variant": variant,
+                "seed": seed,
+                # They are null where it failed.
+                "valid_score": progress and progress.best_score,
+                "at_step": progress and progress.best_step,
+                "minutes": progress and progress.seconds / 60,
+            }
+        )
     show(outcomes, as_json, lambda: table(str(config), outcomes))
 
 

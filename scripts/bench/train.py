@@ -43,12 +43,7 @@ def benchmark_config(folder: Path, vocab_size: int, *settings: str) -> Config:
 
 
 def compare(
-    config: Config,
-    precisions: Sequence[str],
-    *,
-    threads: int,
-    rounds: int,
-    seconds: float,
+    config: Config, precisions: Sequence[str], *, threads: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
     """Let all baselines train one network in turns of some seconds.
 

@@ -25,7 +25,6 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, train_steps
-from tformer_cli.training.trainer import Trainer
 
 WARM_UP_STEPS = 10
 CONFIG = ROOT / "configs" / "multi30k-tiny.yaml"
@@ -33,7 +32,6 @@ CONFIG = ROOT / "configs" / "multi30k-tiny.yaml"
 DESIGN = (
     "model.norm_position=post",
     "model.norm_epsilon=1e-5",
-    "model.attention_dropout=0.0",
     "model.feedforward_dropout=0.0",
 )
 
@@ -136,6 +134,9 @@ def serve_training(
     name: str, folder: str, threads: int
 ) -> Callable[[dict[str, float]], dict[str, float]]:
     """Return what trains for some seconds when asked to, after some steps as a warm-up."""
+    # It needs sacrebleu, which may be missing where a GPU is; gpu_throughput.py does without.
+    from tformer_cli.training.trainer import Trainer
+
     torch.set_num_threads(threads)
     run = RunDirectory(Path(folder))
     config, tokenizers = load_config(run.config_file), load_tokenizers(run.tokenizer)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from baseline_marian import MarianEngine, build_marian, marian_steps, mean_nll
@@ -44,6 +44,9 @@ from tformer_cli.training.step import TrainState
 from tformer_cli.training.trainer import Trainer, train
 from tformer_cli.training.validation import is_finished
 from tformer_cli.translate.translator import Translator
+
+if TYPE_CHECKING:
+    from transformers import MarianMTModel
 
 # Sentences of a batch of Marian's search.
 SEARCH_BATCH = 64
@@ -208,25 +211,22 @@ class Marian(TrainingRun):
 
     def validation_score(self, state: TrainState) -> float:
         """Return BLEU or negative loss: the higher the better."""
-        config, text, tokenizers = self.config, self.config.data.valid, self.tokenizers()
-        if config.training.selection_metric == "loss":
-            return -mean_nll(state.model, evaluation_store(text, tokenizers))
-        translator = marian_translator(state.model, tokenizers, config)
-        return self.bleu(translator, text, config.training.validation_decoding).score
+        training, text = self.config.training, self.config.data.valid
+        if training.selection_metric == "loss":
+            return -mean_nll(state.model, evaluation_store(text, self.tokenizers()))
+        translator = self.translator_of(state.model)
+        return self.bleu(translator, text, training.validation_decoding).score
 
     def translator(self, checkpoint: Path) -> Translator:
-        tokenizers = self.tokenizers()
-        marian = build_marian(self.config, tokenizers)
+        marian = build_marian(self.config, self.tokenizers())
         load_weights(checkpoint, marian)
-        return marian_translator(marian, tokenizers, self.config)
+        return self.translator_of(marian)
 
-
-def marian_translator(
-    marian: torch.nn.Module, tokenizers: Tokenizers, config: Config
-) -> Translator:
-    """Return what translates by Marian's own search."""
-    engine = MarianEngine(marian, tokenizers.target.suppressed_ids, SEARCH_BATCH)
-    return Translator(engine, tokenizers, config)
+    def translator_of(self, marian: "MarianMTModel") -> Translator:
+        """Return what translates by Marian's own search."""
+        tokenizers = self.tokenizers()
+        engine = MarianEngine(marian, tokenizers.target.suppressed_ids, SEARCH_BATCH)
+        return Translator(engine, tokenizers, self.config)
 
 
 RUNS: dict[str, type[TrainingRun]] = {kind.name: kind for kind in (Ours, Marian)}

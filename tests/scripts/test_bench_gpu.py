@@ -93,7 +93,8 @@ def test_operations_of_pairs_add_up():
     ],
 )
 def test_peaks_of_the_data_sheets_go_by_the_name(name, expected):
-    assert data_sheet_flops(name) == expected
+    assert data_sheet_flops(name, torch.bfloat16) == expected
+    assert data_sheet_flops(name, torch.float32) is None
 
 
 def batch(*lengths: tuple[int, int]) -> Batch:
