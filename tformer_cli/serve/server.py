@@ -1,5 +1,6 @@
 """The server: a socket, the models and their queues, and uvicorn, until a signal stops it."""
 
+import gc
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from tformer_cli.choices import Backend, Quantization
 from tformer_cli.errors import StorageError, UsageError
 from tformer_cli.serve.app import build_app
 from tformer_cli.serve.guard import ApiKeys
-from tformer_cli.serve.model import ServedModel, model_name
+from tformer_cli.serve.model import ServedModel, freeze, model_name
 from tformer_cli.serve.queue import TranslationQueue
 from tformer_cli.serve.service import Limits, Service
 from tformer_cli.storage.run_directory import RunDirectory
@@ -87,8 +88,10 @@ def serve(
         app = build_app(service, hosts=[host, *hosts], origins=origins)
         log(f"serving {', '.join(queue.model.name for queue in queues)} at {url_of(listener)}")
         try:
+            freeze()
             run_app(app, listener, limits.timeout)
         finally:
+            gc.unfreeze()
             for queue in queues:
                 queue.close()
 
