@@ -98,11 +98,12 @@ def evaluation_store(
     *,
     max_length: int | None = None,
     tags: Sequence[int] = (),
+    target_tags: Sequence[int] = (),
 ) -> TokenStore:
     """Encode every line of a text without filters, so pair i is line i + 1.
 
-    Monolingual lines are their own targets. Sources begin with `tags`. A line above `max_length`,
-    which counts EOS, is refused.
+    Monolingual lines are their own targets. Sources begin with `tags`, targets with `target_tags`.
+    A line above `max_length`, which counts EOS, is refused.
     """
     store = build_store(
         pair
@@ -114,6 +115,8 @@ def evaluation_store(
         raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
     if tags:
         store = replace(store, tags=PairTags.of_runs([len(store)], [tags]))
+    if target_tags:
+        store = replace(store, target_tags=PairTags.of_runs([len(store)], [target_tags]))
     if max_length is not None:
         sides = store.source_lengths + 1, store.target_lengths + 1
         for side, lengths in enumerate(sides[: text.num_sides]):
@@ -156,7 +159,11 @@ def load_or_build_store(
     names = tag_names(texts)
     tags = [tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else () for text in texts]
     weights_of = weights_of or (lambda num_pairs: [text.weight for text in texts])
-    open_or_none = partial(open_store, weights_of=weights_of, tags=tags)
+    languages = [tokenizers.language_ids(each) for each in directions or ()]
+    if any(source for source, _ in languages):
+        tags = [(*source, *own) for (source, _), own in zip(languages, tags, strict=True)]
+    target_tags = [target for _, target in languages]
+    open_or_none = partial(open_store, weights_of=weights_of, tags=tags, target_tags=target_tags)
     with storage_errors(stores):
         make_directory(stores)
     directions = directions or [("source", "target")] * len(texts)

@@ -158,18 +158,23 @@ def read_marian(
 
 def _check_files(folder: Path) -> None:
     weights = weights_file(folder)
-    if (folder / PICKLE_FILE).exists() and not weights.exists():
-        saving = f"MarianMTModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-        raise CheckpointError(
-            str(folder / PICKLE_FILE),
-            f"is a pickle, which can run any program; only {weights.name} is read",
-            remedy="if you trust it, convert it: "
-            f'python -c "from transformers import MarianMTModel; {saving}"',
-        )
+    check_pickle(folder, weights, "MarianMTModel")
     for name in (SETTINGS_FILE, weights.name, *PIECES_FILES, VOCABULARY_FILE, LANGUAGES_FILE):
         if not (folder / name).is_file():
             remedy = "name a folder of a Marian model as transformers saves it"
             raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
+
+
+def check_pickle(folder: Path, weights: Path, loader: str) -> None:
+    """Refuse a folder that has weights as a pickle only, which transformers' `loader` converts."""
+    if (folder / PICKLE_FILE).exists() and not weights.exists():
+        saving = f"{loader}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        raise CheckpointError(
+            str(folder / PICKLE_FILE),
+            f"is a pickle, which can run any program; only {weights.name} is read",
+            remedy="if you trust it, convert it: "
+            f'python -c "from transformers import {loader}; {saving}"',
+        )
 
 
 def _side(folder: Path, pieces_name: str, vocabulary_name: str, size: int) -> Side:

@@ -213,7 +213,8 @@ class Stack(nn.Module):
         super().__init__()
         positions = build_positions(config, is_causal=is_causal)
         dropout = config.own_dropout(config.embedding_dropout)
-        self.embeddings = Embeddings(vocab_size, config.dim, positions.absolute, dropout)
+        norm = model_norm(config) if config.embedding_norm else None
+        self.embeddings = Embeddings(vocab_size, config.dim, positions.absolute, dropout, norm)
         self.layers = nn.ModuleList(layer(config, deep_norm) for _ in range(num_layers))
         self.norm = model_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.rotary, self.bias = positions.rotary, positions.bias

@@ -77,7 +77,7 @@ class SubwordTokenizer:
     def trimmed(self, ids: Sequence[int]) -> "SubwordTokenizer":
         """Return the tokenizer that has only some pieces, with ids in the same order."""
         kept = set(ids)
-        model = _without_pieces(self.content, [i in kept for i in range(self.size)])
+        model = without_pieces(self.content, [i in kept for i in range(self.size)])
         return SubwordTokenizer(model, self.normalizer, name="the trimmed vocabulary")
 
     def scores(self) -> list[float]:
@@ -126,7 +126,7 @@ class MarianTokenizer:
         """Parse the content of `marian_file`; raise CheckpointError for another file."""
         self.content = content
         self.normalizer = normalizer
-        self.model, self.pieces = _parse_marian_file(content, name)
+        self.model, self.pieces = self._parse(content, name)
         self._processor = sentencepiece_processor(self.model, name, IMPORT_AGAIN)
         self._tokens = (*SPECIAL_TOKENS, *self.pieces)
         self._ids = {piece: i for i, piece in enumerate(self.pieces, start=NUM_SPECIAL)}
@@ -156,7 +156,7 @@ class MarianTokenizer:
         pieces = [self._tokens[i] for i in ids if i >= NUM_SPECIAL]
         dropped = self._ids.keys() - pieces
         own = (self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size()))
-        model = _without_pieces(self.model, [piece not in dropped for piece in own])
+        model = without_pieces(self.model, [piece not in dropped for piece in own])
         content = marian_file(model, pieces)
         return MarianTokenizer(content, self.normalizer, name="the trimmed vocabulary")
 
@@ -180,6 +180,10 @@ class MarianTokenizer:
             for piece in self.tokens(ids)
         ]
 
+    def _parse(self, content: bytes, name: str) -> tuple[bytes, tuple[str, ...]]:
+        """Return the sentencepiece model, and the pieces in the order of their ids."""
+        return _parse_marian_file(content, name)
+
     def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
         all_pieces = [code, *pieces] if code else pieces
         return [self._ids.get(piece, UNK_ID) for piece in all_pieces]
@@ -201,7 +205,7 @@ def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePie
     raise CheckpointError(name, "is not a sentencepiece model", got=got, remedy=remedy)
 
 
-def _without_pieces(model: bytes, is_kept: Sequence[bool]) -> bytes:
+def without_pieces(model: bytes, is_kept: Sequence[bool]) -> bytes:
     """Return a serialized sentencepiece model without some of its pieces.
 
     It is a message of Protocol Buffers, a list of fields: field 1 is a piece, the next one each

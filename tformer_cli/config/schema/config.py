@@ -15,7 +15,12 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
 )
 from tformer_cli.config.schema.text import PlainText
-from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
+from tformer_cli.config.schema.tokenizer import (
+    M2MConfig,
+    MarianConfig,
+    SubwordConfig,
+    TokenizerConfig,
+)
 from tformer_cli.config.schema.training import (
     BpeDropoutConfig,
     RDropConfig,
@@ -102,6 +107,10 @@ class Config:
                 "tokenizer.shared",
                 "must be true with model.kind decoder_only, which has a single vocabulary",
             )
+        languages = "tokens" if self.tokenizer.kind == "m2m" else "tags"
+        if self.data.languages != languages:
+            what = f"must be {languages} with tokenizer.kind {self.tokenizer.kind}"
+            yield Problem("data.languages", what, self.data.languages)
         yield from self._conflicts_of_positions()
         yield from self._conflicts_of_consistency()
         yield from self._conflicts_of_both_directions()
@@ -125,7 +134,7 @@ class Config:
 
     def _lowercases_target(self) -> bool:
         tokenizer = self.tokenizer
-        if tokenizer.kind == "marian":
+        if isinstance(tokenizer, MarianConfig | M2MConfig):
             return False
         return tokenizer.kind == "word" or tokenizer.lowercase in ("target", "both")
 
@@ -248,7 +257,7 @@ class Config:
                 "needs tokenizer.shared: true, since each language is source and target",
                 remedy="share the vocabulary, or write null",
             )
-        if len(self.data.targets) > 1:
+        if len(self.data.targets) > 1 or self.data.languages == "tokens":
             yield Problem(
                 "training.bidirectional_steps",
                 "must be null with several target languages, whose tags are of one direction",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 from tformer_cli.config.schema.fields import (
     LEFT_OUT_IF_NULL,
@@ -120,6 +120,9 @@ class DataConfig:
     target_language: str = "target"
     """ISO code of the target language; decides `evaluation.bleu.tokenize: auto`. If the texts of
     `train` have several target languages, each source begins with a tag of its own: `<2de>`."""
+    languages: Literal["tags", "tokens"] = "tags"
+    """`tags`: as above. `tokens`: each source and each target begins with the token of its
+    language, which the vocabulary of an imported model (`tokenizer.kind: m2m`) has."""
     root: Path | None = None
     """Folder that the paths below are relative to; null for the folder of the config file."""
     train: tuple[AnyTrainingText, ...]
@@ -171,7 +174,7 @@ class DataConfig:
         With several target languages, the first one is that of the language.
         """
         own = text.tags if isinstance(text, TrainingBitext) else ()
-        if len(self.targets) < 2:
+        if self.languages == "tokens" or len(self.targets) < 2:
             return own
         return target_token(self.direction_of(text)[1]), *own
 
@@ -191,7 +194,9 @@ class DataConfig:
     @property
     def max_length(self) -> int:
         """Maximum length of either side of a training pair, with its tags and without EOS."""
-        return self.filters.max_length + max((len(self.tags_of(x)) for x in self.train), default=0)
+        tokens = int(self.languages == "tokens")
+        num_tags = max((len(self.tags_of(text)) for text in self.train), default=0)
+        return self.filters.max_length + tokens + num_tags
 
     @property
     def valid_texts(self) -> dict[str, Text]:
@@ -291,7 +296,8 @@ class DataConfig:
             if self.train and target not in self.targets:
                 what = "is no target language of data.train"
                 yield Problem(f"{key}.target_language", what, target, f"choose from: {choices}")
-        tokens = set(map(target_token, self.targets if len(self.targets) > 1 else ()))
+        has_tags = self.languages == "tags" and len(self.targets) > 1
+        tokens = set(map(target_token, self.targets if has_tags else ()))
         for index, own in enumerate(self.train):
             for name in tokens.intersection(getattr(own, "tags", ())):
                 what = "is the tag of a target language"

@@ -8,6 +8,7 @@ from tformer_cli.config.schema.fields import (
     MAX_COUNT,
     Bounds,
     Count,
+    CountOrZero,
     Former,
     PositiveFloat,
     Probability,
@@ -26,6 +27,8 @@ class SinusoidalPositions:
     frequencies: Literal["paper", "tensor2tensor"] = "paper"
     """`paper`: 10000^(-2i/dim). `tensor2tensor`: 10000^(-2i/(dim-2)), also those of Marian NMT and
     fairseq."""
+    offset: CountOrZero = 0
+    """Position of the first token; 2 in models of fairseq."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,8 @@ class LearnedPositions:
     """Learned embeddings; longer lines are translated in pieces."""
     max_length: Count = 512
     """Number of positions."""
+    offset: CountOrZero = 0
+    """Rows of the table before that of the first token; 2 in models of fairseq."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +192,8 @@ class TransformerConfig:
     """Biases in linear layers and LayerNorm."""
     positions: PositionsConfig = field(default_factory=SinusoidalPositions)
     """Position encoding."""
+    embedding_norm: bool = False
+    """Norm of the embeddings after positions are added (BART, mBART)."""
     initialization: Literal["xavier", "normal", "t5"] = "xavier"
     """Weight initialization: Xavier, normal with 0.02 and less for deep stacks (GPT-2), or T5."""
     dropout: Probability = 0.1
@@ -231,7 +238,7 @@ class TransformerConfig:
             yield Problem("num_kv_heads", f"must divide num_heads {self.num_heads}")
         if self.positions.kind == "sinusoidal" and self.dim % 2:
             yield Problem("dim", "must be even with sinusoidal positions")
-        if self.positions == SinusoidalPositions(frequencies="tensor2tensor") and self.dim == 2:
+        if getattr(self.positions, "frequencies", "") == "tensor2tensor" and self.dim == 2:
             yield Problem("dim", "must be above 2 with the frequencies of tensor2tensor")
         if self.latent is not None:
             yield from self._conflicts_of_latent()

@@ -86,5 +86,18 @@ class MarianConfig:
     """One vocabulary for both languages, or one for each; each has its own sentencepiece model."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class M2MConfig:
+    """Subwords and language tokens of an imported M2M-100, NLLB or mBART-50 model."""
+
+    kind: Literal["m2m"] = "m2m"
+    """Subwords and language tokens of an imported M2M-100, NLLB or mBART-50 model."""
+
+    @property
+    def shared(self) -> bool:
+        """One vocabulary for all languages."""
+        return True
+
+
 LearnedTokenizerConfig = SubwordConfig | WordConfig | CharConfig
-TokenizerConfig = LearnedTokenizerConfig | MarianConfig
+TokenizerConfig = LearnedTokenizerConfig | MarianConfig | M2MConfig
