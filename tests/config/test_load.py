@@ -414,6 +414,7 @@ _RULED = {
     "vocab_size": st.integers(273, 10**6),
     "source_field": st.just("1"),
     "target_field": st.just("a.b"),
+    "language_marks": st.just("tags"),
     # Without them, loading writes those of the data.
     "languages": st.tuples(st.text(max_size=3), st.text(max_size=3)),
 }

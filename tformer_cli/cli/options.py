@@ -136,18 +136,8 @@ _SAME_NAMES = (
     *("head", "init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
     *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "port"),
     *("lowercase", "precision", "prefixes", "quantization", "resamples", "run", "seed"),
-    *(
-        "keep",
-        "like",
-        "repair",
-        "source_language",
-        "split",
-        "target",
-        "target_language",
-        "terminology",
-        "test",
-        "to",
-    ),
+    *("keep", "like", "repair", "source_language", "split", "target", "target_language"),
+    *("terminology", "test", "to"),
     *("tokenize", "workers"),
 )
 # Options by the Python arguments that messages of the library name.

@@ -160,7 +160,7 @@ def read_m2m(
     source, target = direction(languages, folder, (source_language, target_language))
     file = m2m_file(content, languages.vocabulary, languages.tokens)
     tokenizer = M2MTokenizer(file, Normalizer(), name=str(folder / SENTENCEPIECE_FILE))
-    data = replace(data_config(source, target), languages="tokens")
+    data = replace(data_config(source, target), language_marks="tokens")
     model = _model(weights, shape, tokenizer)
     config = Config(
         data=data,

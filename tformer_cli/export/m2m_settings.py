@@ -143,8 +143,8 @@ def read_languages(folder: Path, model: bytes, size: int) -> Languages:
         codes = LANGUAGE_CODES.get(str(config.get("language_codes")), LANGUAGE_CODES["m2m100"])
         listed = [f"__{code}__" for code in codes]
     names = dict.fromkeys((*listed, *added.values()))
-    found = {token: match for token in names if (match := LANGUAGE.fullmatch(token))}
-    more = list(found) if vocabulary_file.is_file() else [*found, "<mask>"]
+    matches = {token: match for token in names if (match := LANGUAGE.fullmatch(token))}
+    more = list(matches) if vocabulary_file.is_file() else [*matches, "<mask>"]
     by_id = dict(enumerate(subwords)) | added
     missing = [token for token in more if token not in by_id.values()]
     by_id |= dict(enumerate(missing, start=len(subwords)))
@@ -152,7 +152,7 @@ def read_languages(folder: Path, model: bytes, size: int) -> Languages:
     if max(by_id) >= size or vocabulary[:4] != SPECIAL_TOKENS or len({*vocabulary}) != size:
         what = f"has no vocabulary of the {size} tokens that {SETTINGS_FILE} has"
         raise CheckpointError(str(folder), what, got=f"{max(by_id) + 1} tokens", remedy=RESTORE)
-    tokens = {match["m2m"] or match["other"]: token for token, match in found.items()}
+    tokens = {match["m2m"] or match["other"]: token for token, match in matches.items()}
     if not tokens:
         what = "lists no token of a language in additional_special_tokens"
         raise CheckpointError(str(config_file), what, remedy=RESTORE)
@@ -192,13 +192,15 @@ def direction(languages: Languages, folder: Path, asked: Sequence[str | None]) -
     """
     names = []
     own = languages.source, languages.target
-    for key, name, default in zip(("source", "target"), asked, own, strict=True):
+    for where, name, default in zip(
+        ("`source_language`", "`target_language`"), asked, own, strict=True
+    ):
         chosen = name or default
         if chosen not in languages.tokens:
             remedy = f"choose from: {', '.join(languages.tokens)}"
             what = f"has no such language, for the usual one of {folder}"
             got = chosen or "none"
-            raise UsageError(f"`{key}_language`", what, got=got, remedy=remedy)
+            raise UsageError(where, what, got=got, remedy=remedy)
         names.append(chosen)
     return names[0], names[1]
 

@@ -100,7 +100,7 @@ def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, lo
     saved = saved_config.model
     mismatches = list(_mismatches(saved, config.model, pretrained))
     mismatches += _moved_tags(saved_config.data.tags, config.data.tags, pretrained)
-    has_tags = config.data.languages == "tags" and len(saved_config.data.targets) > 1
+    has_tags = config.data.language_marks == "tags" and len(saved_config.data.targets) > 1
     if has_tags and len(config.data.targets) == 1:
         # Sources without the tag of a target language are none that it has been trained with.
         what = f"needs several target languages, as in {pretrained.path}"

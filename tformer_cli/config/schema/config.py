@@ -107,10 +107,10 @@ class Config:
                 "tokenizer.shared",
                 "must be true with model.kind decoder_only, which has a single vocabulary",
             )
-        languages = "tokens" if self.tokenizer.kind == "m2m" else "tags"
-        if self.data.languages != languages:
-            what = f"must be {languages} with tokenizer.kind {self.tokenizer.kind}"
-            yield Problem("data.languages", what, self.data.languages)
+        marks = "tokens" if self.tokenizer.kind == "m2m" else "tags"
+        if self.data.language_marks != marks:
+            what = f"must be {marks} with tokenizer.kind {self.tokenizer.kind}"
+            yield Problem("data.language_marks", what, self.data.language_marks)
         yield from self._conflicts_of_positions()
         yield from self._conflicts_of_consistency()
         yield from self._conflicts_of_both_directions()
@@ -257,7 +257,7 @@ class Config:
                 "needs tokenizer.shared: true, since each language is source and target",
                 remedy="share the vocabulary, or write null",
             )
-        if len(self.data.targets) > 1 or self.data.languages == "tokens":
+        if len(self.data.targets) > 1 or self.data.language_marks == "tokens":
             yield Problem(
                 "training.bidirectional_steps",
                 "must be null with several target languages, whose tags are of one direction",

@@ -120,7 +120,7 @@ class DataConfig:
     target_language: str = "target"
     """ISO code of the target language; decides `evaluation.bleu.tokenize: auto`. If the texts of
     `train` have several target languages, each source begins with a tag of its own: `<2de>`."""
-    languages: Literal["tags", "tokens"] = "tags"
+    language_marks: Literal["tags", "tokens"] = "tags"
     """`tags`: as above. `tokens`: each source and each target begins with the token of its
     language, which the vocabulary of an imported model (`tokenizer.kind: m2m`) has."""
     root: Path | None = None
@@ -174,7 +174,7 @@ class DataConfig:
         With several target languages, the first one is that of the language.
         """
         own = text.tags if isinstance(text, TrainingBitext) else ()
-        if self.languages == "tokens" or len(self.targets) < 2:
+        if self.language_marks == "tokens" or len(self.targets) < 2:
             return own
         return target_token(self.direction_of(text)[1]), *own
 
@@ -194,7 +194,7 @@ class DataConfig:
     @property
     def max_length(self) -> int:
         """Maximum length of either side of a training pair, with its tags and without EOS."""
-        tokens = int(self.languages == "tokens")
+        tokens = int(self.language_marks == "tokens")
         num_tags = max((len(self.tags_of(text)) for text in self.train), default=0)
         return self.filters.max_length + tokens + num_tags
 
@@ -296,7 +296,7 @@ class DataConfig:
             if self.train and target not in self.targets:
                 what = "is no target language of data.train"
                 yield Problem(f"{key}.target_language", what, target, f"choose from: {choices}")
-        has_tags = self.languages == "tags" and len(self.targets) > 1
+        has_tags = self.language_marks == "tags" and len(self.targets) > 1
         tokens = set(map(target_token, self.targets if has_tags else ()))
         for index, own in enumerate(self.train):
             for name in tokens.intersection(getattr(own, "tags", ())):
