@@ -102,7 +102,7 @@ class PairTags:
     @classmethod
     def of_runs(cls, counts: Iterable[int], tags: Sequence[Sequence[int]]) -> Self:
         """Return counts[j] times tags[j], run after run."""
-        ids = np.zeros((len(tags), max(map(len, tags))), dtype=np.uint16)
+        ids = np.zeros((len(tags), max(map(len, tags))), dtype=np.uint32)
         for row, own in zip(ids, tags, strict=True):
             row[: len(own)] = own
         return cls(np.cumsum(list(counts), dtype=np.int64), ids)
@@ -173,6 +173,7 @@ class TokenStore:
         if self.tags is not None:
             for span in slices(len(self)):
                 tags = self.tags[np.arange(span.start, span.stop)]
+                # Reserved ids are small; those of prefixes may wrap, which a hash can bear.
                 digest.update(tags.astype("<u2").tobytes())
         return digest.hexdigest()
 

@@ -85,6 +85,7 @@ def training_store(
             texts,
             tokenizers,
             data.filters,
+            prefixes=[tokenizers.source.encode(data.prefix_of(text)) for text in texts],
             directions=directions,
             held_out=data.held_out,
             stores=stores,
@@ -138,6 +139,7 @@ def load_or_build_store(
     tokenizers: Tokenizers,
     filters: FilterConfig,
     *,
+    prefixes: Sequence[Sequence[int]] | None = None,
     directions: Sequence[LanguagePair] | None = None,
     held_out: Sequence[Text] = (),
     stores: Path,
@@ -148,13 +150,17 @@ def load_or_build_store(
     """Open the store of some texts, all parallel or none; build it if it is missing or damaged.
 
     `stores` is the directory of all stores, each named by a hash of all that it depends on.
+    `prefixes` has ids of each text that its sources begin with, before those of its tags.
     The filters know the `directions` of the texts, source and target language (None: unknown), and
     the texts whose lines may be `held_out`. `weights_of` is as for `open_store`; None for the
     weights of the texts. `num_processes` encode; None for one a core, or for only this one if the
     text is small. The store does not depend on them nor on `shard_lines`.
     """
     names = tag_names(texts)
-    tags = [tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else () for text in texts]
+    tags = [
+        (*prefix, *(tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else ()))
+        for text, prefix in zip(texts, prefixes or [()] * len(texts), strict=True)
+    ]
     weights_of = weights_of or (lambda num_pairs: [text.weight for text in texts])
     open_or_none = partial(open_store, weights_of=weights_of, tags=tags)
     with storage_errors(stores):

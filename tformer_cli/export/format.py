@@ -10,7 +10,6 @@ from string import Template
 from typing import ClassVar
 
 from tformer_cli.choices import Quantization
-from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.extras import EXTRAS, package
@@ -19,7 +18,6 @@ from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import tag_ids
 
 TEMPLATES = Path(__file__).with_name("templates")
 BEAM_SIZE = 5
@@ -27,6 +25,7 @@ BEAM_SIZE = 5
 TOKENIZER_PACKAGES = {
     "subword": ["sentencepiece"],
     "marian": ["sentencepiece"],
+    "t5": ["sentencepiece"],
     "word": ["torchtext==0.6.0"],
     "char": [],
 }
@@ -119,12 +118,13 @@ def write_sentencepiece_models(tokenizers: Tokenizers, folder: Path) -> None:
         (folder / f"{name}.model").write_bytes(content)
 
 
-def example_tags(data: DataConfig) -> tuple[str, ...]:
-    """Return the tags of the lines that check an export and that its example translates.
+def start_ids(trained: TrainedModel) -> tuple[int, ...]:
+    """Return what the lines begin with that check an export and that its example translates.
 
-    They are those of the first validation text: one of several target languages, or none.
+    It is that of the first validation text: a prefix, the tag of a target language, or nothing.
     """
-    return data.tags_of(next(iter(data.valid_texts.values())))
+    data = trained.config.data
+    return trained.tokenizers.start_ids(data, next(iter(data.valid_texts.values())))
 
 
 def token_code(
@@ -135,7 +135,7 @@ def token_code(
     These are modules to import, statements that load models, and expressions for the tokens of a
     line and for the text of `target_tokens`.
     """
-    tokenizers, data = trained.tokenizers, trained.config.data
+    tokenizers = trained.tokenizers
     source = tokenizers.source
     names = list(sentencepiece_models(tokenizers))
     # Marian's target language code is one token, which sentencepiece does not know.
@@ -160,7 +160,7 @@ def token_code(
         if code:
             tokens = f"[{code[0]!r}, *{tokens}]"
         text = f"{names[-1]}.decode({target_tokens})"
-    for token in source.tokens(tag_ids(example_tags(data), data.tags)):
+    for token in reversed(source.tokens(start_ids(trained))):
         # The target language, of a model that has several.
         tokens = f"[{token!r}, *{tokens}]"
     imports = [*modules, *(["sentencepiece"] if names else [])]

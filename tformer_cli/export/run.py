@@ -19,19 +19,19 @@ from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scor
 from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_weights import read_ctranslate2
-from tformer_cli.export.format import Format, example_tags
+from tformer_cli.export.format import Format, start_ids
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_npz import MarianNpzFormat, read_marian_npz
 from tformer_cli.export.marian_npz_settings import DECODER_FILE
 from tformer_cli.export.marian_settings import SETTINGS_FILE
 from tformer_cli.export.onnx import OnnxFormat
 from tformer_cli.export.plain import PlainFormat, read_plain_folder
+from tformer_cli.export.t5 import T5Format, is_t5, read_t5
 from tformer_cli.storage.atomic import check_absent, new_directory, write_text
 from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import EXPORT_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
-from tformer_cli.text.vocabulary import tag_ids
 
 FORMATS: dict[FormatName, type[Format]] = {
     "argos": ArgosFormat,
@@ -40,6 +40,7 @@ FORMATS: dict[FormatName, type[Format]] = {
     "marian-npz": MarianNpzFormat,
     "onnx": OnnxFormat,
     "safetensors": PlainFormat,
+    "t5": T5Format,
 }
 
 
@@ -118,7 +119,7 @@ def _check_text(trained: TrainedModel, file: Path | None, num_lines: int) -> Che
         trained.tokenizers,
         name=str(source),
         max_length=trained.config.data.filters.max_length,
-        tags=tag_ids(example_tags(trained.config.data), trained.config.data.tags),
+        tags=start_ids(trained),
     )
 
 
@@ -169,8 +170,8 @@ def import_run(
 ) -> TrainedModel:
     """Write a run folder, atomically, that translates as the model of a folder does.
 
-    The folder is for CTranslate2, a Marian model as transformers or Marian itself saves it, or a
-    plain folder; a file is an Argos package. Nothing is unpickled.
+    The folder is for CTranslate2, a Marian model as transformers or Marian itself saves it, a T5 as
+    transformers saves it, or a plain folder; a file is an Argos package. Nothing is unpickled.
     Languages are ISO codes, by default what the folder says.
 
     Raises:
@@ -198,7 +199,7 @@ def read_model(
     elif config_file.is_file():
         read = read_plain_folder
     elif (folder / SETTINGS_FILE).is_file():
-        read = read_marian
+        read = read_t5 if is_t5(folder) else read_marian
     elif (folder / DECODER_FILE).is_file():
         read = read_marian_npz
     else:
@@ -206,7 +207,7 @@ def read_model(
         what = f"holds no model: none of {names} is there"
         remedy = (
             "name a folder for CTranslate2, one that `tformer export --format safetensors` has "
-            "written, or a Marian model as transformers or Marian itself saves it"
+            "written, or a Marian model or T5 as transformers saves it, or Marian itself"
         )
         raise CheckpointError(str(folder), what, remedy=remedy)
     return read(folder, source_language=source_language, target_language=target_language)

@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.text import Text
 from tformer_cli.config.schema.tokenizer import (
     CharConfig,
+    ImportedTokenizerConfig,
     LearnedTokenizerConfig,
-    MarianConfig,
     SubwordConfig,
     TokenizerConfig,
     WordConfig,
@@ -27,7 +29,14 @@ from tformer_cli.text.subword import (
     reservoir_sample,
 )
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
-from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, NUM_SPECIAL, TRAIN_AGAIN
+from tformer_cli.text.t5 import T5Tokenizer
+from tformer_cli.text.vocabulary import (
+    DECODER_START_IDS,
+    EOS_ID,
+    NUM_SPECIAL,
+    TRAIN_AGAIN,
+    tag_ids,
+)
 
 TOKENIZER_VERSION = 1
 HEADER_FILE = "tokenizer.json"
@@ -68,6 +77,7 @@ _TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
     "word": WordTokenizer,
     "char": CharTokenizer,
     "marian": MarianTokenizer,
+    "t5": T5Tokenizer,
 }
 
 
@@ -94,6 +104,13 @@ class Tokenizers:
     def special_ids(self, kind: str) -> tuple[int, int, tuple[int, ...]]:
         """Return the start id of a kind of network, EOS, and the ids that no translation has."""
         return DECODER_START_IDS[kind], EOS_ID, self.target.suppressed_ids
+
+    def start_ids(self, data: DataConfig, text: Text) -> tuple[int, ...]:
+        """Return the ids that each source of a text begins with: its prefix, and its tags."""
+        return (
+            *self.source.encode(data.prefix_of(text)),
+            *tag_ids(data.tags_of(text), data.tags),
+        )
 
     def save(self, directory: Path) -> None:
         """Write a tokenizer directory atomically, replacing an earlier one."""
@@ -127,7 +144,7 @@ def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokeni
     Raises:
         DataError: there is no text, or the vocabulary size does not suit it.
     """
-    if isinstance(config, MarianConfig):
+    if isinstance(config, ImportedTokenizerConfig):
         raise DataError(
             "tokenizer.kind",
             "comes with an imported model, and is not learned from text",

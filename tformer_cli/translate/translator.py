@@ -140,8 +140,13 @@ class Translator:
         return other
 
     def tag_ids(self, tags: Sequence[str] = ()) -> tuple[int, ...]:
-        """Return the ids that each source begins with: that of the target language, and tags."""
-        return self.preprocessor.encode_tags(tags_into(self.to, self.targets, tags), self.tags)
+        """Return the ids that each source begins with: those of the target language, and tags."""
+        names = tags_into(self.to, self.targets, tags)
+        prefixes = self.config.data.prefixes
+        if prefixes is None:
+            return self.preprocessor.encode_tags(names, self.tags)
+        prefix = self.tokenizers.source.encode(prefixes[self.languages[1]])
+        return (*prefix, *self.preprocessor.encode_tags(tags, self.tags))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.description})"

@@ -86,5 +86,19 @@ class MarianConfig:
     """One vocabulary for both languages, or one for each; each has its own sentencepiece model."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class T5TokenizerConfig:
+    """Subwords of an imported T5, which are not learned from text."""
+
+    kind: Literal["t5"] = "t5"
+    """Subwords of an imported T5, mT5 or MADLAD-400 (`tformer import`)."""
+
+    @property
+    def shared(self) -> bool:
+        """One vocabulary for all languages."""
+        return True
+
+
 LearnedTokenizerConfig = SubwordConfig | WordConfig | CharConfig
-TokenizerConfig = LearnedTokenizerConfig | MarianConfig
+ImportedTokenizerConfig = MarianConfig | T5TokenizerConfig
+TokenizerConfig = LearnedTokenizerConfig | ImportedTokenizerConfig

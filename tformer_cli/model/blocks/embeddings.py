@@ -39,16 +39,24 @@ class KeptTokens(NamedTuple):
 
 
 class Embeddings(nn.Module):
-    """Token embeddings times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4)."""
+    """Token embeddings times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4).
+
+    T5 has another scale: 1.
+    """
 
     def __init__(
-        self, vocab_size: int, dim: int, positions: nn.Module | None, dropout: float
+        self,
+        vocab_size: int,
+        dim: int,
+        positions: nn.Module | None,
+        dropout: float,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, dim)
         self.positions = positions
         self.dropout = Dropout(dropout)
-        self.scale = math.sqrt(dim)
+        self.scale = math.sqrt(dim) if scale is None else scale
 
     def forward(self, ids: Tensor, positions: Tensor, kept: Tensor | None = None) -> Tensor:
         """Return (N, T, D) for token ids (N, T) and positions (T,) or (N, T).
