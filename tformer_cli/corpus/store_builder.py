@@ -51,7 +51,7 @@ from tformer_cli.storage.atomic import (
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.terminal import progress_bar
 from tformer_cli.text.defects import LanguagePair
-from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.text.tokenizer import Ids, Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import tag_ids
 
 SHARD_LINES = 1 << 13
@@ -85,6 +85,7 @@ def training_store(
             texts,
             tokenizers,
             data.filters,
+            first_ids=[tokenizers.first_ids(data, text) for text in data.train],
             directions=directions,
             held_out=data.held_out,
             stores=stores,
@@ -141,6 +142,7 @@ def load_or_build_store(
     tokenizers: Tokenizers,
     filters: FilterConfig,
     *,
+    first_ids: Sequence[tuple[Ids, Ids]] | None = None,
     directions: Sequence[LanguagePair] | None = None,
     held_out: Sequence[Text] = (),
     stores: Path,
@@ -151,18 +153,20 @@ def load_or_build_store(
     """Open the store of some texts, all parallel or none; build it if it is missing or damaged.
 
     `stores` is the directory of all stores, each named by a hash of all that it depends on.
+    `first_ids` are what sources and targets of each text begin with; None for its tags.
     The filters know the `directions` of the texts, source and target language (None: unknown), and
     the texts whose lines may be `held_out`. `weights_of` is as for `open_store`; None for the
     weights of the texts. `num_processes` encode; None for one a core, or for only this one if the
     text is small. The store does not depend on them nor on `shard_lines`.
     """
-    names = tag_names(texts)
-    tags = [tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else () for text in texts]
+    if first_ids is None:
+        names = tag_names(texts)
+        first_ids = [
+            (tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else (), ())
+            for text in texts
+        ]
+    tags, target_tags = zip(*first_ids, strict=True)
     weights_of = weights_of or (lambda num_pairs: [text.weight for text in texts])
-    languages = [tokenizers.language_ids(each) for each in directions or ()]
-    if any(source for source, _ in languages):
-        tags = [(*source, *own) for (source, _), own in zip(languages, tags, strict=True)]
-    target_tags = [target for _, target in languages]
     open_or_none = partial(open_store, weights_of=weights_of, tags=tags, target_tags=target_tags)
     with storage_errors(stores):
         make_directory(stores)

@@ -64,7 +64,14 @@ SUPPRESSED_BIAS = -6e4
 # Of the range of int8.
 MAX_INT8_WEIGHT = 64
 # Our feed-forward activations by CTranslate2's names.
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH", "geglu": "GELU"}
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "silu": "SWISH",
+    "swiglu": "SWISH",
+    "geglu": "GELU",
+    "geglu_tanh": "GELUTanh",
+}
 
 
 class CTranslate2Format(Format):
@@ -139,9 +146,10 @@ def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:
     shape = {
         "pre_norm": config.norm_position == "pre",
         "activation": specs.Activation[ACTIVATIONS[config.activation]],
-        "ffn_glu": config.activation in ("swiglu", "geglu"),
+        "ffn_glu": config.is_gated,
         "rms_norm": config.norm == "rms",
         "num_heads_kv": None if config.kv_heads == config.num_heads else config.kv_heads,
+        "head_dim": config.head_width,
         "qk_norm": config.qk_norm,
         "layernorm_embedding": config.embedding_norm,
         "relative_attention_bias": _has_bias_table(config),
@@ -159,6 +167,8 @@ def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:
     _set_stack(encoder, encoder.embeddings[0], model.encoder, config)
     _set_stack(decoder, decoder.embeddings, model.decoder, config)
     decoder.projection.weight = _copied(model.output.weight)
+    if config.output_scale is not None:
+        decoder.scale_outputs = config.output_scale
     spec = specs.TransformerSpec(encoder, decoder)
     spec.config.layer_norm_epsilon = config.norm_epsilon
     return spec
@@ -227,6 +237,10 @@ def _set_stack(spec: Any, tokens: Any, stack: Stack, config: EncoderDecoderConfi
     layers = stack.each_layer()
     for part, layer in zip(spec.layer, layers, strict=True):
         _set_layer(part, layer, alpha)
+        if config.attention_scale is not None:
+            for scope in ("self_attention", "attention"):
+                if hasattr(part, scope):
+                    getattr(part, scope).queries_scale = config.attention_scale
     if config.norm_position == "pre":
         _set_norm(spec.layer_norm, stack.norm)
     else:

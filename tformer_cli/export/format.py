@@ -20,7 +20,7 @@ from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.tokenizer import Ids, Tokenizers
 
 TEMPLATES = Path(__file__).with_name("templates")
 BEAM_SIZE = 5
@@ -29,6 +29,7 @@ TOKENIZER_PACKAGES = {
     "subword": ["sentencepiece"],
     "marian": ["sentencepiece"],
     "m2m": ["sentencepiece"],
+    "t5": ["sentencepiece"],
     "word": ["torchtext==0.6.0"],
     "char": [],
 }
@@ -129,12 +130,14 @@ def no_language_tokens(where: str, other: str) -> Problem:
     return Problem("tokenizer.kind", what, "m2m", f'use `format="{other}"`')
 
 
-def example_tags(data: DataConfig) -> tuple[str, ...]:
-    """Return the tags of the lines that check an export and that its example translates.
+def first_ids(trained: TrainedModel) -> tuple[Ids, Ids]:
+    """Return what sources and targets of the lines begin with that check an export.
 
-    They are those of the first validation text: one of several target languages, or none.
+    It is that of the first validation text, as is what the example translates: language tokens, a
+    prefix or the tag of a target language, or nothing.
     """
-    return data.tags_of(next(iter(data.valid_texts.values())))
+    data = trained.config.data
+    return trained.tokenizers.first_ids(data, next(iter(data.valid_texts.values())))
 
 
 def example_languages(data: DataConfig) -> Direction:
@@ -150,7 +153,7 @@ def token_code(
     These are modules to import, statements that load models, and expressions for the tokens of a
     line and for the text of `target_tokens`.
     """
-    tokenizers, data = trained.tokenizers, trained.config.data
+    tokenizers = trained.tokenizers
     source = tokenizers.source
     names = list(sentencepiece_models(tokenizers))
     # Marian's target language code is one token, which sentencepiece does not know.
@@ -175,9 +178,7 @@ def token_code(
         if code:
             tokens = f"[{code[0]!r}, *{tokens}]"
         text = f"{names[-1]}.decode({target_tokens})"
-    valid = next(iter(data.valid_texts.values()))
-    first_ids, _ = tokenizers.first_ids(data, valid)
-    for token in source.tokens(first_ids[::-1]):
+    for token in reversed(source.tokens(first_ids(trained)[0])):
         # Languages, of a model that has several.
         tokens = f"[{token!r}, *{tokens}]"
     imports = [*modules, *(["sentencepiece"] if names else [])]

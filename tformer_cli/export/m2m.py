@@ -1,7 +1,7 @@
 """Import of M2M-100, NLLB and mBART-50 as transformers saves them, and export of such a run.
 
 Rows of tokens that these models do not have, such as `<sep>`, are zero, and an output bias
-leaves them no probability: the config of the run freezes `output`, so no training changes it.
+leaves them no probability; no training changes it (`model.train_output_bias: false`).
 Text that is spelled like a special token or a language means something to transformers, and is
 plain text to us; all other text has the same ids.
 """
@@ -18,8 +18,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import M2MConfig
-from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.errors import CheckpointError, Problem
+from tformer_cli.errors import Problem
 from tformer_cli.export.check import cpu_engine
 from tformer_cli.export.converted import within_positions
 from tformer_cli.export.format import Format, example_languages, filled
@@ -34,7 +33,7 @@ from tformer_cli.export.m2m_settings import (
     read_shape,
     search_settings,
 )
-from tformer_cli.export.marian import check_pickle, layer_shapes
+from tformer_cli.export.marian import check_files, layer_shapes
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
     SEARCH_FILE,
@@ -72,7 +71,7 @@ from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 
-LOADER = "AutoModelForSeq2SeqLM"
+FAMILY, LOADER = "an M2M-100, NLLB or mBART model", "AutoModelForSeq2SeqLM"
 SIDES = "encoder", "decoder"
 # Our names outside the layers by theirs.
 NORMS = {"norm": "layer_norm"}
@@ -100,8 +99,9 @@ class M2MFormat(Format):
             yield Problem("model.sliding_window", what, str(model.sliding_window))
         bias = trained.model.output.bias[their_ids(tokenizer)]
         if not model.embedding_norm and bias.any():
-            what = "was trained without output, and M2M-100 and NLLB have no output bias"
-            yield Problem("training.freeze", what, remedy="train with training.freeze: [output]")
+            what = "was trained, and M2M-100 and NLLB have no output bias"
+            remedy = "train with model.train_output_bias: false"
+            yield Problem("model.output_bias", what, remedy=remedy)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         config, tokenizer = trained.config, trained.tokenizers.target
@@ -148,11 +148,7 @@ def read_m2m(
     model, and the two are what it translates by default.
     """
     weights = weights_file(folder)
-    check_pickle(folder, weights, LOADER)
-    for name in (SETTINGS_FILE, weights.name, SENTENCEPIECE_FILE):
-        if not (folder / name).is_file():
-            remedy = "name a folder of M2M-100, NLLB or mBART as transformers saves it"
-            raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
+    check_files(folder, (SETTINGS_FILE, SENTENCEPIECE_FILE), FAMILY, LOADER)
     shape = read_shape(folder / SETTINGS_FILE)
     decoding = read_search(folder / SEARCH_FILE)
     content = (folder / SENTENCEPIECE_FILE).read_bytes()
@@ -166,7 +162,6 @@ def read_m2m(
         data=data,
         tokenizer=M2MConfig(),
         model=shape.model,
-        training=TrainingConfig(freeze=("output",)),
         decoding=decoding,
     )
     return TrainedModel(

@@ -103,6 +103,7 @@ def read_shape(file: Path) -> Shape:
         else LearnedPositions(max_length=positions, offset=OFFSET),
         embedding_norm=kind == "mbart",
         output_bias=True,
+        train_output_bias=False,
     )
     size = settings.take("vocab_size", int)
     settings.check(model, "model")

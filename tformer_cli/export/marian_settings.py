@@ -110,10 +110,10 @@ def unsupported_by_marian(
         required["data.train"] = "of one target language", ", ".join(config.data.targets)
     for key, (value, actual) in required.items():
         if actual != value:
-            yield Problem(key, f"must be {_shown(value)} in a Marian model", _shown(actual))
+            yield Problem(key, f"must be {shown(value)} in a Marian model", shown(actual))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return value if isinstance(value, str) else getattr(value, "kind", json.dumps(as_plain(value)))
 
 

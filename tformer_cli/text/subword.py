@@ -137,11 +137,11 @@ class MarianTokenizer:
         self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
 
     def encode(self, line: str) -> list[int]:
-        code, text = _split_code(self.normalizer(line))
+        code, text = self._split(self.normalizer(line))
         return self._ids_of(code, self._processor.encode(text, out_type=str))
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        codes_and_texts = [_split_code(self.normalizer(line)) for line in lines]
+        codes_and_texts = [self._split(self.normalizer(line)) for line in lines]
         all_pieces = self._processor.encode([text for _, text in codes_and_texts], out_type=str)
         return [
             self._ids_of(code, pieces)
@@ -162,7 +162,7 @@ class MarianTokenizer:
 
     def split_code(self, line: str) -> tuple[str, str]:
         """Return a language code of the vocabulary at the start of a line, and the rest."""
-        code, text = _split_code(line)
+        code, text = self._split(line)
         return (code, text) if code in self._ids else ("", line)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -183,6 +183,9 @@ class MarianTokenizer:
     def _parse(self, content: bytes, name: str) -> tuple[bytes, tuple[str, ...]]:
         """Return the sentencepiece model, and the pieces in the order of their ids."""
         return _parse_marian_file(content, name)
+
+    def _split(self, line: str) -> tuple[str, str]:
+        return _split_code(line)
 
     def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
         all_pieces = [code, *pieces] if code else pieces

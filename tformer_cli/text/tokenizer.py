@@ -13,9 +13,8 @@ from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.text import Direction, Text
 from tformer_cli.config.schema.tokenizer import (
     CharConfig,
+    ImportedTokenizerConfig,
     LearnedTokenizerConfig,
-    M2MConfig,
-    MarianConfig,
     SubwordConfig,
     TokenizerConfig,
     WordConfig,
@@ -31,6 +30,7 @@ from tformer_cli.text.subword import (
     reservoir_sample,
 )
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
+from tformer_cli.text.t5 import T5Tokenizer
 from tformer_cli.text.vocabulary import (
     DECODER_START_IDS,
     EOS_ID,
@@ -80,6 +80,7 @@ _TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
     "char": CharTokenizer,
     "marian": MarianTokenizer,
     "m2m": M2MTokenizer,
+    "t5": T5Tokenizer,
 }
 
 
@@ -128,9 +129,10 @@ class Tokenizers:
         return (known[source],), (known[target],)
 
     def first_ids(self, data: DataConfig, text: Text) -> tuple[Ids, Ids]:
-        """Return what sources and targets of a text begin with: language tokens and tags."""
+        """Return what sources and targets of a text begin with: languages, a prefix and tags."""
         source, target = self.language_ids(data.direction_of(text))
-        return (*source, *tag_ids(data.tags_of(text), data.tags)), target
+        prefix = self.source.encode(data.prefix_of(text))
+        return (*source, *prefix, *tag_ids(data.tags_of(text), data.tags)), target
 
     def save(self, directory: Path) -> None:
         """Write a tokenizer directory atomically, replacing an earlier one."""
@@ -164,7 +166,7 @@ def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokeni
     Raises:
         DataError: there is no text, or the vocabulary size does not suit it.
     """
-    if isinstance(config, MarianConfig | M2MConfig):
+    if isinstance(config, ImportedTokenizerConfig):
         raise DataError(
             "tokenizer.kind",
             "comes with an imported model, and is not learned from text",

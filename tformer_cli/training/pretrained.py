@@ -13,7 +13,7 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
     TransformerConfig,
 )
-from tformer_cli.config.schema.tokenizer import M2MConfig
+from tformer_cli.config.schema.tokenizer import M2MConfig, T5TokenizerConfig
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.model.build import build_network
@@ -64,7 +64,7 @@ def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) ->
     tokenizer = config.tokenizer
     is_target_learned = _is_encoder_for(saved.model, config.model) and not tokenizer.shared
     if is_target_learned:
-        assert not isinstance(tokenizer, M2MConfig), "its vocabulary is shared"
+        assert not isinstance(tokenizer, M2MConfig | T5TokenizerConfig), "its vocabulary is shared"
         tokenizer = replace(tokenizer, shared=True)
     if saved.tokenizer != tokenizer:
         raise CheckpointError(

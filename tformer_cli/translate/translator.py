@@ -145,10 +145,13 @@ class Translator:
         return other
 
     def tag_ids(self, tags: Sequence[str] = ()) -> tuple[int, ...]:
-        """Return the ids that each source begins with: that of a language, and tags."""
-        source, _ = self.tokenizers.language_ids(self.languages)
-        names = tags if source else tags_into(self.to, self.targets, tags)
-        return (*source, *self.preprocessor.encode_tags(names, self.tags))
+        """Return the ids that each source begins with: those of a language, and tags."""
+        language, _ = self.tokenizers.language_ids(self.languages)
+        prefixes = self.config.data.prefixes
+        if prefixes is not None:
+            language = (*language, *self.tokenizers.source.encode(prefixes[self.languages[1]]))
+        names = tags if language else tags_into(self.to, self.targets, tags)
+        return (*language, *self.preprocessor.encode_tags(names, self.tags))
 
     @property
     def target_language_ids(self) -> tuple[int, ...]:

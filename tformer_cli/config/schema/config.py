@@ -16,8 +16,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.text import PlainText
 from tformer_cli.config.schema.tokenizer import (
-    M2MConfig,
-    MarianConfig,
+    ImportedTokenizerConfig,
     SubwordConfig,
     TokenizerConfig,
 )
@@ -96,7 +95,7 @@ class Config:
     """Metrics."""
 
     def conflicts(self) -> Iterator[Problem]:
-        if self.model.tie_embeddings == "all" and not self.tokenizer.shared:
+        if self.model.tie_embeddings in ("inputs", "all") and not self.tokenizer.shared:
             yield Problem(
                 "model.tie_embeddings",
                 "source and target embeddings can be tied only with tokenizer.shared: true",
@@ -116,6 +115,10 @@ class Config:
         yield from self._conflicts_of_both_directions()
         yield from self._conflicts_of_noise()
         yield from self._conflicts_of_freezing()
+        for key in ("subword_sampling", "source_noise", "bidirectional_steps"):
+            if self.data.prefixes and getattr(self.training, key) is not None:
+                what = "must be null with data.prefixes, which it would change"
+                yield Problem(f"training.{key}", what)
         if self.training.batch_tokens <= self.data.max_length:
             yield Problem(
                 "training.batch_tokens",
@@ -134,7 +137,7 @@ class Config:
 
     def _lowercases_target(self) -> bool:
         tokenizer = self.tokenizer
-        if isinstance(tokenizer, MarianConfig | M2MConfig):
+        if isinstance(tokenizer, ImportedTokenizerConfig):
             return False
         return tokenizer.kind == "word" or tokenizer.lowercase in ("target", "both")
 
@@ -227,8 +230,9 @@ class Config:
 
     def _conflicts_of_freezing(self) -> Iterator[Problem]:
         parts = ["embeddings", *STACKS[self.model.kind]]
-        has_bias = isinstance(self.model, EncoderDecoderConfig) and self.model.output_bias
-        if self.model.tie_embeddings == "none" or has_bias:
+        model = self.model
+        has_bias = isinstance(model, EncoderDecoderConfig) and model.trains_output_bias
+        if model.tie_embeddings in ("none", "inputs") or has_bias:
             parts.append("output")
         frozen = self.training.freeze
         for index, part in enumerate(frozen):

@@ -134,6 +134,9 @@ class DataConfig:
     """Named test sets for `tformer eval`."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """Filters of training pairs."""
+    prefixes: dict[str, str] | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """Text that each source begins with, instead of a tag, by target language; all of these have
+    one. Of MADLAD-400 `{de: "<2de> "}`, of T5 `{de: "translate English to German: "}`."""
     sampling: SamplingConfig | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
     """Temperature by which directions of little text are seen more often; null for weights
     alone."""
@@ -150,8 +153,8 @@ class DataConfig:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The target languages of the training texts, in their order."""
-        return tuple(dict.fromkeys(target for _, target in self.directions))
+        """The target languages, of `prefixes` or of the training texts, in their order."""
+        return tuple(self.prefixes or dict.fromkeys(target for _, target in self.directions))
 
     def direction_of(self, text: Text) -> Direction:
         """Return source and target language of a text."""
@@ -171,12 +174,16 @@ class DataConfig:
     def tags_of(self, text: Text) -> tuple[str, ...]:
         """Return the tags that each source of a text begins with.
 
-        With several target languages, the first one is that of the language.
+        With several target languages and no prefixes, the first one is that of the language.
         """
         own = text.tags if isinstance(text, TrainingBitext) else ()
-        if self.language_marks == "tokens" or len(self.targets) < 2:
+        if self.language_marks == "tokens" or self.prefixes or len(self.targets) < 2:
             return own
         return target_token(self.direction_of(text)[1]), *own
+
+    def prefix_of(self, text: Text) -> str:
+        """Return the text that each source of a text begins with, before its tags."""
+        return (self.prefixes or {}).get(self.direction_of(text)[1], "")
 
     @property
     def tagged_train(self) -> tuple[AnyTrainingText, ...]:
@@ -193,10 +200,14 @@ class DataConfig:
 
     @property
     def max_length(self) -> int:
-        """Maximum length of either side of a training pair, with its tags and without EOS."""
+        """Maximum length of either side of a training pair, with its tags and without EOS.
+
+        A prefix has at most a token a byte, and one for the space before it.
+        """
         tokens = int(self.language_marks == "tokens")
-        num_tags = max((len(self.tags_of(text)) for text in self.train), default=0)
-        return self.filters.max_length + tokens + num_tags
+        longest = max((len(x.encode()) + 1 for x in (self.prefixes or {}).values()), default=0)
+        num_tags = max((len(self.tags_of(x)) for x in self.train), default=0)
+        return self.filters.max_length + tokens + longest + num_tags
 
     @property
     def valid_texts(self) -> dict[str, Text]:

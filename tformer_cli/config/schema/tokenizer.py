@@ -95,9 +95,23 @@ class M2MConfig:
 
     @property
     def shared(self) -> bool:
+        """Whether there is one vocabulary for both languages: always."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class T5TokenizerConfig:
+    """Subwords of an imported T5, which are not learned from text."""
+
+    kind: Literal["t5"] = "t5"
+    """Subwords of an imported T5, mT5 or MADLAD-400 (`tformer import`)."""
+
+    @property
+    def shared(self) -> bool:
         """One vocabulary for all languages."""
         return True
 
 
 LearnedTokenizerConfig = SubwordConfig | WordConfig | CharConfig
-TokenizerConfig = LearnedTokenizerConfig | MarianConfig | M2MConfig
+ImportedTokenizerConfig = MarianConfig | M2MConfig | T5TokenizerConfig
+TokenizerConfig = LearnedTokenizerConfig | ImportedTokenizerConfig

@@ -41,7 +41,7 @@ class KeptTokens(NamedTuple):
 class Embeddings(nn.Module):
     """Token embeddings times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4).
 
-    BART normalizes their sum (Lewis et al. 2020).
+    BART normalizes their sum (Lewis et al. 2020). T5 has another scale: 1.
     """
 
     def __init__(
@@ -51,13 +51,14 @@ class Embeddings(nn.Module):
         positions: nn.Module | None,
         dropout: float,
         norm: nn.Module | None = None,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, dim)
         self.positions = positions
         self.norm = norm
         self.dropout = Dropout(dropout)
-        self.scale = math.sqrt(dim)
+        self.scale = math.sqrt(dim) if scale is None else scale
 
     def forward(self, ids: Tensor, positions: Tensor, kept: Tensor | None = None) -> Tensor:
         """Return (N, T, D) for token ids (N, T) and positions (T,) or (N, T).
