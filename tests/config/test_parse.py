@@ -79,7 +79,7 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
         ),
         (
             "tokenizer: {kind: BPE}",
-            "tokenizer.kind: must be one of subword, word, char, marian, m2m (BPE); "
+            "tokenizer.kind: must be one of subword, word, char, marian, m2m, t5 (BPE); "
             "write {kind: subword, algorithm: bpe}",
         ),
         (
@@ -154,7 +154,7 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
         ),
         (
             "tokenizer: {kind: caracter}",
-            "tokenizer.kind: must be one of subword, word, char, marian, m2m (caracter)",
+            "tokenizer.kind: must be one of subword, word, char, marian, m2m, t5 (caracter)",
         ),
         (
             "training: {optimizer: {betas: 0.9}}",

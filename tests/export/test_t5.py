@@ -1,6 +1,8 @@
 """T5 models of transformers as runs of ours, and back: the same ids, logits and translations."""
 
 import itertools
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,17 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from exportable import content_of, exported
-from opus import SOURCES
+from opus import SOURCES, change_json
+from safetensors.torch import load_file, save_file
 from t5 import CASES, PREFIX, save_t5, tokenizer_of
 from transformers import T5ForConditionalGeneration
 
+from tformer_cli.api import train
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.errors import ConfigError, TformerError
 from tformer_cli.export.check import CheckText
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.format import first_ids
+from tformer_cli.export.run import export_run, import_run
 from tformer_cli.export.t5 import T5Format, read_t5
-from tformer_cli.export.t5_weights import to_theirs
+from tformer_cli.export.t5_weights import OUTPUT_PROJECTION, SHARED, to_theirs
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.translate.translator import Translator
@@ -201,3 +209,72 @@ def test_ctranslate2_translates_alike(parity, tmp_path):
     ours = replace(parity.ours, config=replace(parity.ours.config, decoding=decoding))
     with exported(ours, CTranslate2Format(), tmp_path / "ct2", text) as (_, checks):
         assert all(check.num_best_equal == check.num_lines for check in checks)
+
+
+def test_a_tokenizer_json_has_the_same_tokens(folder, tmp_path):
+    expected = read_t5(folder).tokenizers.source
+    tokenizer_of(folder).save_pretrained(tmp_path / "saved")
+    (folder / "spiece.model").unlink()
+    shutil.copy(tmp_path / "saved" / "tokenizer.json", folder)
+    found = read_t5(folder).tokenizers.source
+    assert found.rows == expected.rows
+    for line in [*LINES, *SOURCES, "  dogs  and ", "Ｔhe\tcat"]:
+        assert found.encode(line) == expected.encode(line)
+        assert found.decode(found.encode(line)) == expected.decode(expected.encode(line))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feed_forward_proj": "tanh"}, "feed_forward_proj: must be one of relu, gelu"),
+        ({"vocab_size": 9}, "has more pieces than the 9 embedding rows that config.json has"),
+        ({"d_kv": 6}, "differs in 16 of its weights from the model that config.json describes"),
+        ({"decoder_start_token_id": 999}, "decoder_start_token_id: must be below vocab_size"),
+    ],
+)
+def test_settings_that_the_files_contradict_are_named(folder, changes, message):
+    change_json(folder / "config.json", **changes)
+    if "vocab_size" in changes:
+        weights = load_file(folder / "model.safetensors")
+        for name in (SHARED, OUTPUT_PROJECTION):
+            weights[name] = weights[name][: changes["vocab_size"]].contiguous()
+        save_file(weights, folder / "model.safetensors")
+    with pytest.raises(TformerError, match=re.escape(message)):
+        read_t5(folder)
+
+
+def test_a_pickle_is_refused_with_the_command_that_converts_it(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(TformerError, match="is a pickle, which can run any program"):
+        read_t5(folder)
+
+
+def test_a_network_that_is_no_t5_is_refused(toy_run, tmp_path):
+    with pytest.raises(ConfigError) as refusal:
+        export_run(RunDirectory(toy_run), tmp_path / "t5", "t5")
+    named = {problem.where for problem in refusal.value.problems}
+    assert {"tokenizer.kind", "model.norm", "model.positions", "model.embedding_scale"} <= named
+    assert not (tmp_path / "t5").exists()
+
+
+def test_an_imported_run_translates_trains_and_goes_back(tmp_path):
+    save_t5(tmp_path / "t5", **CASES["madlad"])
+    run = RunDirectory(tmp_path / "run")
+    for side, lines in (("en", SOURCES), ("de", SOURCES)):
+        (tmp_path / f"train.{side}").write_text("".join(f"{line}\n" for line in lines))
+    import_run(tmp_path / "t5", run, source_language="en", target_language="de")
+    before = Translator.load(run.path, backend="native", to="de").translate(SOURCES)
+    text = {"source": "train.en", "target": "train.de"}
+    plain = yaml.safe_load(run.config_file.read_text())
+    plain["data"] |= {"root": str(tmp_path), "train": [text], "valid": text, "test": {}}
+    every = dict.fromkeys(("max_steps", "validate_every", "save_every"), 2)
+    plain["training"] |= {**every, "batch_tokens": 1500}
+    plain["training"]["schedule"]["warmup_steps"] = 1
+    plain["training"]["init_from"] = str(run.path)
+    file = tmp_path / "more.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    train(file, run=tmp_path / "more")
+    translator = Translator.load(tmp_path / "more", backend="native", to="de")
+    assert len(translator.translate(SOURCES)) == len(before) == len(SOURCES)
+    export = export_run(RunDirectory(tmp_path / "more"), tmp_path / "back", "t5", check_lines=2)
+    assert all(check.num_best_equal == check.num_lines for check in export.checks)

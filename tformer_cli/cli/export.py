@@ -112,7 +112,7 @@ def import_(
         typer.Argument(
             metavar="DIR",
             help="A folder for CTranslate2, with its sentencepiece models; an .argosmodel; a "
-            "Marian (OPUS-MT), M2M-100, NLLB or mBART-50 model that transformers saved with "
+            "Marian (OPUS-MT), M2M-100, NLLB, mBART-50 or T5 model that transformers saved with "
             "safetensors; or a folder that `tformer export --format safetensors` wrote.",
             show_default=False,
         ),

@@ -163,7 +163,7 @@ class Reader:
     def _linears(self, scope: str, prefix: str, alpha: float) -> Weights:
         weights: Weights = {}
         cross = CROSS_ATTENTION if prefix.startswith("decoder") else ()
-        gated = self.config.activation in ("swiglu", "geglu")
+        gated = self.config.is_gated
         for theirs, ours, axis in (*SELF_ATTENTION, *cross, *(GATED if gated else PLAIN)):
             name = f"{scope}/{theirs}"
             names = [f"{prefix}.{part}" for part in ours]
