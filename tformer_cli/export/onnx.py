@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.export.format import (
     TOKENIZER_PACKAGES,
     Format,
     filled,
+    no_language_tokens,
     token_code,
     write_sentencepiece_models,
 )
@@ -73,6 +74,10 @@ class OnnxFormat(Format):
 
     program: ClassVar = "onnxruntime"
     extra: ClassVar = "onnx"
+
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
+        if trained.tokenizers.source.kind == "m2m":
+            yield no_language_tokens("an ONNX folder", "ctranslate2")
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         self.versions()  # Refuses missing packages before anything is traced.

@@ -35,6 +35,7 @@ def serve(
     api_keys: Path | None = None,
     limits: Limits | None = None,
     to: str | None = None,
+    source_language: str | None = None,
     checkpoint: str = "best",
     device: str = "auto",
     precision: str | None = None,
@@ -53,6 +54,7 @@ def serve(
         api_keys: file of keys, one a line, of which a request must have one; None for no keys.
         limits: limits of requests.
         to: target language of runs that have several.
+        source_language: of a model that has several; None for that of its training texts.
         checkpoint: best or last, of which a newer one is loaded when it is there; or a name.
         device: as for `Translator.load`.
         precision: as for `Translator.load`.
@@ -74,6 +76,7 @@ def serve(
                 Translator.load,
                 run,
                 to=to,
+                source_language=source_language,
                 checkpoint=checkpoint,
                 device=device,
                 precision=precision,
