@@ -57,7 +57,7 @@ from tformer_cli.search.stepper import Sentence, Stepper
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID
+from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 
 SOURCE_FILE, STEP_FILE = "encoder.onnx", "decoder_step.onnx"
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ class OnnxFormat(Format):
         for name, side in zip(_side_names(tokenizers), sides, strict=True):
             write_json(folder / f"{name}_vocabulary.json", side.tokens(range(side.size)))
         config = {
-            "start_id": DECODER_START_IDS[trained.config.model.kind],
+            "start_id": trained.tokenizers.start_id(trained.config.model.kind),
             "end_id": EOS_ID,
             "unk_id": UNK_ID,
             "max_length": trained.config.decoding.max_length,

@@ -385,6 +385,6 @@ def _data(source: str | None, target: str | None, prefixes: Mapping[str, str]) -
             what = "has no prefix in this model"
             remedy = "leave it out, and add one to data.prefixes of the run"
             raise UsageError("`target_language`", what, got=target, remedy=remedy)
-        prefixes = {target: prefixes[target]}
+        prefixes = {target: prefixes[target], **prefixes}
     data = data_config(source or "source", target or next(iter(prefixes), "target"))
     return replace(data, prefixes=dict(prefixes) or None)

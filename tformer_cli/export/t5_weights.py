@@ -1,7 +1,7 @@
 """T5's weights by ours, both ways: their names, and rows of the tables.
 
-Our start token has the row of T5's decoder start token. Special tokens that T5 does not have, such
-as `<mask>`, get zero embeddings and an output bias that leaves them no probability.
+Special tokens that T5 does not have, such as `<mask>`, get zero embeddings and an output bias that
+leaves them no probability.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,6 @@ from tformer_cli.export.marian_weights import (
     check_weights,
 )
 from tformer_cli.text.t5 import T5Tokenizer
-from tformer_cli.text.vocabulary import NUM_SPECIAL
 
 SHARED, OUTPUT_PROJECTION = "shared.weight", "lm_head.weight"
 EMBEDDINGS = (SHARED, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -102,38 +101,22 @@ def to_ours(
     output = embeddings if config.tie_embeddings == "all" else stored[OUTPUT_PROJECTION]
     weights[SOURCE] = weights[TARGET] = _rows(embeddings, rows)
     weights[OUTPUT] = _rows(output, rows)
-    weights[BIAS] = torch.zeros(len(rows))
-    seen = {-1}
-    for i, row in enumerate(tokenizer.rows[:NUM_SPECIAL]):
-        # Of two special tokens of one row, the first is what T5 predicts.
-        weights[BIAS][i] = ABSENT if row in seen else 0.0
-        seen.add(row)
+    weights[BIAS] = torch.where(rows < 0, ABSENT, 0.0)
     return weights
 
 
 def to_theirs(
     ours: Mapping[str, Tensor], tokenizer: T5Tokenizer, config: EncoderDecoderConfig
 ) -> Weights:
-    """Return T5's weights, shared ones once, from ours under all their names.
-
-    Of two special tokens of one row, the start token has the embedding and the other the output.
-    """
+    """Return T5's weights, shared ones once, from ours under all their names."""
     weights = {theirs: ours[name] for name, theirs in weight_names(config)}
-    rows = tokenizer.rows
-    special = [i for i in range(NUM_SPECIAL) if rows[i] >= 0]
-    others = range(NUM_SPECIAL, len(rows))
-    weights[SHARED] = _table(ours[TARGET], rows, [*special, *others])
+    ids = torch.tensor(tokenizer.rows).argsort()[tokenizer.rows.count(-1) :]
+    weights[SHARED] = ours[TARGET][ids]
     if config.tie_embeddings != "all":
-        weights[OUTPUT_PROJECTION] = _table(ours[OUTPUT], rows, [*reversed(special), *others])
+        weights[OUTPUT_PROJECTION] = ours[OUTPUT][ids]
     return {name: weight.contiguous() for name, weight in weights.items()}
 
 
 def _rows(table: Tensor, rows: Tensor) -> Tensor:
     """Return a row for each of our tokens, zeros for those that T5 does not have."""
     return torch.where(rows[:, None] < 0, 0.0, table[rows.clamp(min=0)])
-
-
-def _table(ours: Tensor, rows: list[int], ids: list[int]) -> Tensor:
-    """Return the table with rows of these ids; of one row the last id counts."""
-    chosen = {rows[i]: i for i in ids}
-    return ours[[chosen[row] for row in range(len(chosen))]]

@@ -65,6 +65,11 @@ class M2MTokenizer(MarianTokenizer):
         content = m2m_file(model, vocabulary, self.language_tokens)
         return M2MTokenizer(content, self.normalizer, name="the trimmed vocabulary")
 
+    @property
+    def start_id(self) -> int:
+        """The id that translations begin after."""
+        return EOS_ID
+
     def subwords(self) -> dict[str, int]:
         """Return the id of each token of the imported model before its languages."""
         first = min(map(self.vocabulary.index, self.language_tokens.values()))

@@ -184,6 +184,11 @@ class MarianTokenizer:
         """Return the sentencepiece model, and the pieces in the order of their ids."""
         return _parse_marian_file(content, name)
 
+    @property
+    def start_id(self) -> int:
+        """The id that translations begin after."""
+        return BOS_ID
+
     def _split(self, line: str) -> tuple[str, str]:
         return _split_code(line)
 

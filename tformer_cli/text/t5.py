@@ -11,7 +11,7 @@ from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import parse_json
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import IMPORT_AGAIN, MarianTokenizer, marian_file
-from tformer_cli.text.vocabulary import NUM_SPECIAL, SPECIAL_TOKENS
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 
 
 class T5Tokenizer(MarianTokenizer):
@@ -37,14 +37,20 @@ class T5Tokenizer(MarianTokenizer):
 
     @property
     def rows(self) -> list[int]:
-        """The model's row of each of our ids; -1 of special tokens that it lacks.
-
-        Two special tokens may share a row, such as `<unk>` and the start token of MADLAD-400.
-        """
+        """The model's row of each of our ids; -1 of special tokens that it lacks."""
         special = [self.special_rows.get(token, -1) for token in SPECIAL_TOKENS]
+        if self.start_id != BOS_ID:
+            special[BOS_ID] = -1
         taken = {*special} - {-1}
         count = len(taken) + len(self.pieces)
         return [*special, *(row for row in range(count) if row not in taken)]
+
+    @property
+    def start_id(self) -> int:
+        """The id that translations begin after; `<unk>` in MADLAD-400, which has no other row."""
+        start = self.special_rows["<s>"]
+        others = (self.special_rows["<unk>"], UNK_ID), (self.special_rows["</s>"], EOS_ID)
+        return dict(others).get(start, BOS_ID)
 
     def trimmed(self, ids: Sequence[int]) -> "T5Tokenizer":
         """Return the tokenizer that has only some pieces, with ids in the same order."""

@@ -105,8 +105,10 @@ class Tokenizers:
         return digest.hexdigest()
 
     def start_id(self, kind: str) -> int:
-        """Return the first decoder input of a kind of network; EOS in an M2M-100 model."""
-        return EOS_ID if isinstance(self.target, M2MTokenizer) else DECODER_START_IDS[kind]
+        """Return the first decoder input of a kind of network, or of an imported model."""
+        if isinstance(self.target, MarianTokenizer):
+            return self.target.start_id
+        return DECODER_START_IDS[kind]
 
     def special_ids(self, kind: str) -> tuple[int, int, Ids]:
         """Return the start id of a kind of network, EOS, and the ids that no translation has."""
