@@ -30,6 +30,7 @@ _WORDS = {
     str: "text",
     Path: "path",
     types.NoneType: "`null`",
+    dict[str, str]: "texts by name",
 }
 
 

@@ -320,6 +320,7 @@ def score(
     target: str | os.PathLike[str],
     *,
     to: str | None = None,
+    source_language: str | None = None,
     ensemble: Sequence[str | os.PathLike[str]] = (),
     checkpoint: str = "best",
     device: str = "auto",
@@ -342,6 +343,7 @@ def score(
         source: source text, plain or .gz.
         target: its translation, line by line.
         to: target language, of a model that has several.
+        source_language: of a model that has several; None for that of its training texts.
         ensemble: further runs with the same tokenizers.
         checkpoint: best, last, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
@@ -360,6 +362,7 @@ def score(
     translator = Translator.load(
         run,
         to=to,
+        source_language=source_language,
         ensemble=ensemble,
         checkpoint=checkpoint,
         device=device,
@@ -372,6 +375,7 @@ def score(
         read_pairs(*files),
         names=(str(files[0]), str(files[1])),
         tags=translator.tag_ids(),
+        target_tags=translator.target_language_ids,
         on_done=on_done,
         on_warning=on_warning,
     )

@@ -5,7 +5,9 @@ from typing import Literal
 Backend = Literal["auto", "native", "ctranslate2"]
 """What translates: our own engine, CTranslate2, or `auto`, the faster where both are alike."""
 
-FormatName = Literal["argos", "ctranslate2", "marian", "marian-npz", "onnx", "safetensors"]
+FormatName = Literal[
+    "argos", "ctranslate2", "m2m", "marian", "marian-npz", "onnx", "safetensors", "t5"
+]
 """Program that an export is for; `safetensors` is a plain folder."""
 
 LongLines = Literal["split", "truncate", "error"]

@@ -27,8 +27,10 @@ EXTRAS = {
         {"torch": (2, 7), "onnx": (1, 17), "onnxruntime": (1, 20), "onnxscript": (0, 3)},
     ),
     "plot": Extra("tformer plot, and tformer heatmap as a picture", {"matplotlib": (3, 10)}),
+    # uvicorn finds httptools and uvloop, which answer many clients faster than what it brings.
     "serve": Extra(
-        "tformer serve", {"starlette": (0, 40), "uvicorn": (0, 30), "httptools": (0, 6)}
+        "tformer serve",
+        {"starlette": (0, 40), "uvicorn": (0, 30), "httptools": (0, 6), "uvloop": (0, 19)},
     ),
     "tensorboard": Extra("training.tensorboard", {"tensorboard": (2, 17)}),
     "wandb": Extra("training.wandb", {"wandb": (0, 18)}),

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -138,21 +139,66 @@ async def ask(
     address: tuple[str, int], bodies: Sequence[bytes], num_clients: int, seconds: float
 ) -> tuple[list[float], float]:
     """Return the latency of each request of some clients, and the seconds that all took."""
-    waiting = itertools.cycle(bodies)
-    latencies: list[float] = []
     started = time.perf_counter()
+    requests = itertools.cycle([head_of(body) + body for body in bodies])
+    connect = asyncio.get_running_loop().create_connection
+    make_client = partial(Client, requests, started + seconds)
+    pairs = await asyncio.gather(*(connect(make_client, *address) for _ in range(num_clients)))
+    clients = [client for _, client in pairs]
+    await asyncio.gather(*(client.done for client in clients))
+    took = time.perf_counter() - started
+    return [latency for client in clients for latency in client.latencies], took
 
-    async def client() -> None:
-        reader, writer = await asyncio.open_connection(*address)
-        while time.perf_counter() - started < seconds:
-            sent = time.perf_counter()
-            await answer(reader, writer, next(waiting))
-            latencies.append(time.perf_counter() - sent)
-        writer.close()
-        await writer.wait_closed()
 
-    await asyncio.gather(*(client() for _ in range(num_clients)))
-    return latencies, time.perf_counter() - started
+class Client(asyncio.Protocol):
+    """Sends a request whenever it has the answer to the one before, until a time.
+
+    It looks at no more of an answer than its status and length, so as to leave the processor to
+    the server.
+    """
+
+    def __init__(self, requests: Iterator[bytes], end: float) -> None:
+        self.requests, self.end = requests, end
+        self.latencies: list[float] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.send()
+
+    def send(self) -> None:
+        self.sent = time.perf_counter()
+        self.transport.write(next(self.requests))
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        head, separator, content = self.received.partition(b"\r\n\r\n")
+        if not separator or len(content) < content_length(head):
+            return
+        self.latencies.append(time.perf_counter() - self.sent)
+        if not head.startswith(b"HTTP/1.1 200 "):
+            self.fail(self.received.decode())
+        elif time.perf_counter() < self.end:
+            self.received = b""
+            self.send()
+        else:
+            self.done.set_result(None)
+            self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.fail(str(error or "connection closed"))
+
+    def fail(self, why: str) -> None:
+        self.done.set_exception(TrainingError("/api/translate", "has failed", got=why))
+        self.transport.close()
+
+
+def content_length(head: bytes) -> int:
+    """Return the length that the headers of an answer state."""
+    return int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
 
 
 async def answer(

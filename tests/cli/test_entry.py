@@ -59,8 +59,8 @@ def test_no_option_speaks_of_the_libraries(tformer, tmp_path, monkeypatch, comma
         ("translate --mbr comet", "--mbr: must be one of chrf, bleu (comet)"),
         (
             "export --format gguf x y",
-            "--format: must be one of argos, ctranslate2, marian, marian-npz, onnx, "
-            "safetensors (gguf)",
+            "--format: must be one of argos, ctranslate2, m2m, marian, marian-npz, "
+            "onnx, safetensors, t5 (gguf)",
         ),
         ("eval --length-penalty x", "--length-penalty: must be a number (x)"),
         ("train x --find-batch --memory-limit -1", "--memory-limit: must be at least 0 (-1)"),

@@ -124,11 +124,15 @@ def test_a_file_that_is_written_is_neither_read_nor_written_by_another_option(tm
 
 
 def test_what_replaces_nothing_may_be_named_twice(tmp_path):
-    pipe, file, nothing = tmp_path / "pipe", tmp_path / "file", Path("/dev/null")
+    pipe, file = tmp_path / "pipe", tmp_path / "file"
     os.mkfifo(pipe)
     file.touch()
-    for twice in (pipe, nothing, None):
-        check_outputs({"--output": twice, "--alignments": twice}, {"--input": nothing})
+    terminal = os.openpty()
+    device = Path(os.ttyname(terminal[1]))
+    for twice in (pipe, device, None):
+        check_outputs({"--output": twice, "--alignments": twice}, {"--input": device})
+    for descriptor in terminal:
+        os.close(descriptor)
     check_outputs({"--output": tmp_path / "other"}, {"--source": file, "--target": file})
     assert file.read_text() == ""
 

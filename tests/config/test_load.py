@@ -414,6 +414,10 @@ _RULED = {
     "vocab_size": st.integers(273, 10**6),
     "source_field": st.just("1"),
     "target_field": st.just("a.b"),
+    "language_marks": st.just("tags"),
+    "prefixes": st.none(),
+    "head_width": st.none(),
+    "attention_scale": st.none(),
     # Without them, loading writes those of the data.
     "languages": st.tuples(st.text(max_size=3), st.text(max_size=3)),
 }
@@ -570,6 +574,9 @@ def _first(config: TagsFirstConfig | None) -> TagsFirstConfig | None:
 
 def _suited(config: Config) -> Config:
     """Keep the rules that tie keys together."""
+    if config.tokenizer.kind == "m2m":
+        data = dataclasses.replace(config.data, language_marks="tokens")
+        config = dataclasses.replace(config, data=data)
     is_masked = isinstance(config.model, MaskedEncoderConfig)
     return _masking(config) if is_masked else _translating(config)
 

@@ -79,7 +79,7 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
         ),
         (
             "tokenizer: {kind: BPE}",
-            "tokenizer.kind: must be one of subword, word, char, marian (BPE); "
+            "tokenizer.kind: must be one of subword, word, char, marian, m2m, t5 (BPE); "
             "write {kind: subword, algorithm: bpe}",
         ),
         (
@@ -154,7 +154,7 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
         ),
         (
             "tokenizer: {kind: caracter}",
-            "tokenizer.kind: must be one of subword, word, char, marian (caracter)",
+            "tokenizer.kind: must be one of subword, word, char, marian, m2m, t5 (caracter)",
         ),
         (
             "training: {optimizer: {betas: 0.9}}",
@@ -349,7 +349,8 @@ def test_alias_stands_for_what_it_names() -> None:
 
 def test_alias_inside_itself_is_refused_like_any_wrong_value() -> None:
     assert complaints("model: &m {positions: *m}") == [
-        "x.yaml:4: model.positions.positions: no such key; the keys here are kind, frequencies"
+        "x.yaml:4: model.positions.positions: no such key; "
+        "the keys here are kind, frequencies, offset"
     ]
 
 

@@ -179,6 +179,7 @@ MADE: dict[str, Callable[[], Made]] = {
     "m2m": m2m,
     "m2m-not-scaled": lambda: m2m(scale_embedding=False, activation_function="gelu"),
     "t5": t5,
+    "t5-gated": lambda: t5(feed_forward_proj="gated-gelu"),
     "t5-not-tied": lambda: t5(tie_word_embeddings=False, relative_attention_num_buckets=8),
 }
 
@@ -477,9 +478,9 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
         lambda: opennmt(activation="fast_gelu"),
         "model.bin: encoder/activation: must be one of RELU, SWISH, GELU (GELUTanh)",
     ),
-    "gated-tanh": (
-        lambda: t5(feed_forward_proj="gated-gelu"),
-        "model.bin: encoder/activation: must be one of SWISH, GELU (GELUTanh)",
+    "gated-relu": (
+        lambda: t5(feed_forward_proj="gated-relu"),
+        "model.bin: encoder/activation: must be one of SWISH, GELU, GELUTanh (RELU)",
     ),
 }
 

@@ -379,8 +379,8 @@ def test_a_size_that_no_machine_has_is_refused_at_once(opus):
 
 
 def test_other_models_than_marian_are_refused(opus):
-    change_json(opus / "config.json", model_type="t5")
-    assert refused(opus) == [f'{opus}/config.json: is not of a Marian model (model_type "t5")']
+    change_json(opus / "config.json", model_type="bart")
+    assert refused(opus) == [f'{opus}/config.json: is not of a Marian model (model_type "bart")']
 
 
 def test_all_settings_that_are_no_model_of_ours_come_at_once(opus):

@@ -84,7 +84,7 @@ def test_a_foreign_folder_is_named(tmp_path):
         f"{folder}: holds no model: none of model.bin, config.yaml, "
         "config.json and decoder.yml is there; name a folder for CTranslate2, one that "
         "`tformer export --format safetensors` has written, "
-        "or a Marian model as transformers or Marian itself saves it"
+        "or a Marian, M2M-100, NLLB, mBART or T5 model as transformers or Marian saves it"
     ]
 
 

@@ -1,5 +1,6 @@
 """Jobs of many clients are translated together, and each is answered as if it were alone."""
 
+import gc
 import shutil
 import threading
 import time
@@ -8,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 from servers import SECONDS
 
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.errors import DataError
-from tformer_cli.serve.model import ServedModel, find_version
+from tformer_cli.serve.model import ServedModel, find_version, freeze
 from tformer_cli.serve.queue import (
     BATCH_CHARACTERS,
     JobOptions,
@@ -21,6 +23,7 @@ from tformer_cli.serve.queue import (
 from tformer_cli.serve.refusal import Failed, Overloaded
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.segments import Terminology
+from tformer_cli.translate.options import SearchOptions
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.translator import Translator
 
@@ -243,6 +246,37 @@ def test_the_old_one_translates_until_the_new_one_is_loaded(run, translator):
     wait_for_loader(queue.model)
     assert queue.model.version.folder == run.checkpoint(999)
     queue.close()
+
+
+def test_a_search_is_checked_once_for_each_checkpoint(run):
+    sizes = iter([2, 7])
+
+    def load() -> SimpleNamespace:
+        decoding = ["decoding.kind=beam", f"decoding.beam_size={next(sizes)}"]
+        return SimpleNamespace(config=load_config(run.config_file, decoding))
+
+    model = ServedModel(run, "best", load)
+    longer = SearchOptions(settings=("decoding.max_length=99",))
+    search = model.resolve_search(longer, None)
+    assert (search.beam_size, search.max_length) == (2, 99)
+    assert model.resolve_search(SearchOptions(settings=longer.settings), None) is search
+    run.point("best", shutil.copytree(run.pointed("best"), run.checkpoint(999)))
+    model.reload()
+    wait_for_loader(model)
+    search = model.resolve_search(longer, None)
+    assert (search.beam_size, search.max_length) == (7, 99)
+
+
+def test_a_frozen_object_is_not_visited_by_the_garbage_collector():
+    old = [[]]
+    freeze()
+    new = [[]]
+    try:
+        visited = {id(each) for each in gc.get_objects()}
+    finally:
+        gc.unfreeze()
+    assert id(new) in visited
+    assert id(old) not in visited
 
 
 @pytest.mark.parametrize("checkpoint", ["best", "last", "999", "step-000999"])

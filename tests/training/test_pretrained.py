@@ -128,7 +128,8 @@ def test_what_cannot_be_gone_on_from_is_named(first, toy, tmp_path):
         (("model.num_heads=4",), "model.num_heads: must be 2, as in RUN (4)"),
         (
             ("model.positions={kind: alibi}",),
-            'model.positions: must be {"kind": "sinusoidal", "frequencies": "paper"}, as in RUN '
+            'model.positions: must be {"kind": "sinusoidal", "frequencies": "paper", "offset": 0}, '
+            "as in RUN "
             '({"kind": "alibi"})',
         ),
         (
@@ -260,8 +261,9 @@ def test_a_translation_begins_with_it(translation, masked, tmp_path, capsys):
         (
             ("model.positions={kind: learned, max_length: 300}",),
             [
-                'model.positions: must be {{"kind": "sinusoidal", "frequencies": "paper"}}, as in '
-                'the encoder of {run} ({{"kind": "learned", "max_length": 300}})'
+                'model.positions: must be {{"kind": "sinusoidal", "frequencies": "paper", '
+                '"offset": 0}}, as in the encoder of {run} '
+                '({{"kind": "learned", "max_length": 300, "offset": 0}})'
             ],
         ),
     ],

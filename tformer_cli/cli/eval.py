@@ -27,6 +27,7 @@ from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
     EnsembleOption,
+    FromOption,
     JsonOption,
     LengthPenaltyOption,
     MbrOption,
@@ -67,6 +68,7 @@ def evaluate(
     ] = None,
     reference: Annotated[Path | None, typer.Option(help="References of --source.")] = None,
     to: ToOption = None,
+    source_language: FromOption = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     settings: SearchSetOption = None,
@@ -95,9 +97,10 @@ def evaluate(
         raise UsageError(missing, what, remedy=f"add {missing}")
     if source and split:
         raise UsageError("--split", "contradicts --source", got=split, remedy=DROP_ONE)
-    if to and source is None:
-        what = "needs --source: a split has its own languages"
-        raise UsageError("--to", what, got=to, remedy="leave it out")
+    for option, language in (("--to", to), ("--from", source_language)):
+        if language and source is None:
+            what = "needs --source: a split has its own languages"
+            raise UsageError(option, what, got=language, remedy="leave it out")
     reject_pipes({"--source": source, "--reference": reference})
     run_directory = chosen_run(run, checkpoint)
 
@@ -108,7 +111,9 @@ def evaluate(
     refuse_torchrun("eval")
     text = None
     if source is not None and reference is not None:
-        text = ParallelText(source=source, target=reference, target_language=to)
+        text = ParallelText(
+            source=source, target=reference, source_language=source_language, target_language=to
+        )
         hypotheses = hypothesis_file(run_directory, source.name)
         inputs = {"--source": source, "--reference": reference}
         check_outputs({"the translations": hypotheses}, inputs)
@@ -317,6 +322,7 @@ def score(
     source: Annotated[Path, typer.Option(help="Source text, plain or .gz.")],
     target: Annotated[Path, typer.Option(help="Translation, line by line.")],
     to: ToOption = None,
+    source_language: FromOption = None,
     output_file: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the scores. Default: stdout.")
     ] = None,
@@ -356,6 +362,7 @@ def score(
             source,
             target,
             to=to,
+            source_language=source_language,
             ensemble=ensemble or (),
             checkpoint=checkpoint,
             device=device,

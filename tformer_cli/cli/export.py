@@ -112,8 +112,8 @@ def import_(
         typer.Argument(
             metavar="DIR",
             help="A folder for CTranslate2, with its sentencepiece models; an .argosmodel; a "
-            "Marian (OPUS-MT) model that transformers saved with safetensors; or a folder that "
-            "`tformer export --format safetensors` wrote.",
+            "Marian (OPUS-MT), M2M-100, NLLB, mBART-50 or T5 model that transformers saved with "
+            "safetensors; or a folder that `tformer export --format safetensors` wrote.",
             show_default=False,
         ),
     ],
@@ -135,6 +135,8 @@ def import_(
     Example: tformer import opus-mt-en-de runs/opus
 
     Example: tformer import demo-ct2 runs/again --target-language de
+
+    Example: tformer import nllb runs/nllb --source-language eng_Latn --target-language fra_Latn
 
     Example: tformer import demo-plain runs/again
     """

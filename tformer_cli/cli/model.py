@@ -18,7 +18,7 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
 )
 from tformer_cli.config.schema.tokenizer import (
-    MarianConfig,
+    ImportedTokenizerConfig,
     SubwordConfig,
     TokenizerConfig,
     WordConfig,
@@ -124,7 +124,7 @@ def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
         return size
     what = "is required for an imported model, whose files set it"
     remedy = "take vocab_size from the config.json that it was imported from"
-    if not isinstance(tokenizer, MarianConfig):
+    if not isinstance(tokenizer, ImportedTokenizerConfig):
         what = "is required for characters, whose number depends on the text"
         remedy = "`tformer vocab` counts them"
     if given is None:

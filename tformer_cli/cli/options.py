@@ -109,6 +109,12 @@ ToOption = Annotated[
     str | None,
     typer.Option("--to", metavar="LANGUAGE", help="Target language, of a model that has several."),
 ]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="LANGUAGE", help="Source language, of a model that has several."
+    ),
+]
 TagOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -130,7 +136,8 @@ _SAME_NAMES = (
     *("head", "init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
     *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "port"),
     *("lowercase", "precision", "prefixes", "quantization", "resamples", "run", "seed"),
-    *("keep", "like", "repair", "split", "target", "target_language", "terminology", "test", "to"),
+    *("keep", "like", "repair", "source_language", "split", "target", "target_language"),
+    *("terminology", "test", "to"),
     *("tokenize", "workers"),
 )
 # Options by the Python arguments that messages of the library name.

@@ -11,6 +11,7 @@ from tformer_cli.cli.options import (
     BackendOption,
     CheckpointOption,
     DeviceOption,
+    FromOption,
     PrecisionOption,
     ToOption,
     chosen_run,
@@ -65,6 +66,7 @@ def serve(
         int, typer.Option(min=1, help="Seconds after which a request is given up.")
     ] = 60,
     to: ToOption = None,
+    source_language: FromOption = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
@@ -105,6 +107,7 @@ def serve(
         api_keys=api_keys,
         limits=Limits(max_body, max_characters, max_texts, max_candidates, max_waiting, timeout),
         to=to,
+        source_language=source_language,
         checkpoint=checkpoint,
         device=device,
         precision=precision,

@@ -22,6 +22,7 @@ from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
     EnsembleOption,
+    FromOption,
     JsonOption,
     LengthPenaltyOption,
     MbrOption,
@@ -69,6 +70,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
             ),
         ],
         to: ToOption = None,
+        source_language: FromOption = None,
         ensemble: EnsembleOption = None,
         nbest: Annotated[
             int, typer.Option(min=1, help="Pairs of a line and teacher; with --mbr, of a line.")
@@ -101,6 +103,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 output,
                 real=real,
                 to=to,
+                source_language=source_language,
                 ensemble=ensemble or (),
                 count=nbest,
                 mbr=chosen_mbr(mbr, candidates),

@@ -102,7 +102,7 @@ class PairTags:
     @classmethod
     def of_runs(cls, counts: Iterable[int], tags: Sequence[Sequence[int]]) -> Self:
         """Return counts[j] times tags[j], run after run."""
-        ids = np.zeros((len(tags), max(map(len, tags))), dtype=np.uint16)
+        ids = np.zeros((len(tags), max(map(len, tags))), dtype=np.uint32)
         for row, own in zip(ids, tags, strict=True):
             row[: len(own)] = own
         return cls(np.cumsum(list(counts), dtype=np.int64), ids)
@@ -112,13 +112,24 @@ class PairTags:
         tags: np.ndarray = self.ids[np.searchsorted(self.stops, indices, side="right")]
         return tags
 
+    def before(self, rows: Sequence[np.ndarray], indices: np.ndarray) -> list[np.ndarray]:
+        """Return the ids of the pairs at some indices, behind their tags."""
+        pairs = zip(self[indices], rows, strict=True)
+        return [np.concatenate((tags[tags > 0], row)) for tags, row in pairs]
+
+    def add_to(self, lengths: np.ndarray) -> None:
+        """Add the number of tags of each pair to lengths (n,)."""
+        for span in slices(len(lengths)):
+            tags = self[np.arange(span.start, span.stop)]
+            lengths[span] += (tags > 0).sum(axis=1, dtype=np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenStore:
     """Token ids of n pairs in two flat arrays; monolingual text has the same on both sides.
 
     Source i is its tags, then source_ids[source_offsets[i] : source_offsets[i + 1]]; offsets are
-    (n + 1,). `known_fingerprint` caches `fingerprint()`.
+    (n + 1,). So is target i, behind `target_tags`. `known_fingerprint` caches `fingerprint()`.
     """
 
     source_ids: np.ndarray
@@ -127,6 +138,7 @@ class TokenStore:
     target_offsets: np.ndarray
     weights: PairWeights
     tags: PairTags | None = None
+    target_tags: PairTags | None = None
     known_fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -137,8 +149,9 @@ class TokenStore:
         sources = _rows(self.source_ids, self.source_offsets, indices)
         targets = _rows(self.target_ids, self.target_offsets, indices)
         if self.tags is not None:
-            rows = zip(self.tags[indices], sources, strict=True)
-            sources = [np.concatenate((tags[tags > 0], source)) for tags, source in rows]
+            sources = self.tags.before(sources, indices)
+        if self.target_tags is not None:
+            targets = self.target_tags.before(targets, indices)
         return list(map(Example, indices.tolist(), sources, targets))
 
     @property
@@ -146,15 +159,16 @@ class TokenStore:
         """(n,) tokens of each source, with its tags."""
         lengths = _lengths(self.source_offsets)
         if self.tags is not None:
-            for span in slices(len(lengths)):
-                tags = self.tags[np.arange(span.start, span.stop)]
-                lengths[span] += (tags > 0).sum(axis=1, dtype=np.int32)
+            self.tags.add_to(lengths)
         return lengths
 
     @property
     def target_lengths(self) -> np.ndarray:
-        """(n,) tokens of each target."""
-        return _lengths(self.target_offsets)
+        """(n,) tokens of each target, with its tags."""
+        lengths = _lengths(self.target_offsets)
+        if self.target_tags is not None:
+            self.target_tags.add_to(lengths)
+        return lengths
 
     def fingerprint(self) -> str:
         """Return a hash of ids, weights and tags, whatever the integer size of the arrays."""
@@ -170,10 +184,10 @@ class TokenStore:
         ):
             for span in slices(len(part)):
                 digest.update(part[span].astype(dtype).tobytes())
-        if self.tags is not None:
+        for each in filter(None, (self.tags, self.target_tags)):
             for span in slices(len(self)):
-                tags = self.tags[np.arange(span.start, span.stop)]
-                digest.update(tags.astype("<u2").tobytes())
+                tags = each[np.arange(span.start, span.stop)]
+                digest.update(tags.astype(id_dtype(int(each.ids.max()) + 1)).tobytes())
         return digest.hexdigest()
 
 
@@ -257,6 +271,7 @@ def open_store(
     directory: Path,
     weights_of: Callable[[Sequence[int]], Sequence[float]],
     tags: Sequence[Sequence[int]],
+    target_tags: Sequence[Sequence[int]],
 ) -> tuple[TokenStore, FilterReport] | None:
     """Verify the checksums of a store directory and memory-map it.
 
@@ -280,6 +295,7 @@ def open_store(
             *sides[-1],
             weights=PairWeights.of_runs(kept, weights),
             tags=PairTags.of_runs(kept, tags) if any(tags) else None,
+            target_tags=PairTags.of_runs(kept, target_tags) if any(target_tags) else None,
         )
         if _file_checksums(directory, len(index["id_dtypes"])) == index["sha256"]:
             name = " ".join(map(repr, (*weights, *tags) if any(tags) else weights))

@@ -51,7 +51,7 @@ from tformer_cli.storage.atomic import (
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.terminal import progress_bar
 from tformer_cli.text.defects import LanguagePair
-from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.text.tokenizer import Ids, Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import tag_ids
 
 SHARD_LINES = 1 << 13
@@ -85,6 +85,7 @@ def training_store(
             texts,
             tokenizers,
             data.filters,
+            first_ids=[tokenizers.first_ids(data, text) for text in data.train],
             directions=directions,
             held_out=data.held_out,
             stores=stores,
@@ -98,11 +99,12 @@ def evaluation_store(
     *,
     max_length: int | None = None,
     tags: Sequence[int] = (),
+    target_tags: Sequence[int] = (),
 ) -> TokenStore:
     """Encode every line of a text without filters, so pair i is line i + 1.
 
-    Monolingual lines are their own targets. Sources begin with `tags`. A line above `max_length`,
-    which counts EOS, is refused.
+    Monolingual lines are their own targets. Sources begin with `tags`, targets with `target_tags`.
+    A line above `max_length`, which counts EOS, is refused.
     """
     store = build_store(
         pair
@@ -114,6 +116,8 @@ def evaluation_store(
         raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
     if tags:
         store = replace(store, tags=PairTags.of_runs([len(store)], [tags]))
+    if target_tags:
+        store = replace(store, target_tags=PairTags.of_runs([len(store)], [target_tags]))
     if max_length is not None:
         sides = store.source_lengths + 1, store.target_lengths + 1
         for side, lengths in enumerate(sides[: text.num_sides]):
@@ -138,6 +142,7 @@ def load_or_build_store(
     tokenizers: Tokenizers,
     filters: FilterConfig,
     *,
+    first_ids: Sequence[tuple[Ids, Ids]] | None = None,
     directions: Sequence[LanguagePair] | None = None,
     held_out: Sequence[Text] = (),
     stores: Path,
@@ -148,15 +153,21 @@ def load_or_build_store(
     """Open the store of some texts, all parallel or none; build it if it is missing or damaged.
 
     `stores` is the directory of all stores, each named by a hash of all that it depends on.
+    `first_ids` are what sources and targets of each text begin with; None for its tags.
     The filters know the `directions` of the texts, source and target language (None: unknown), and
     the texts whose lines may be `held_out`. `weights_of` is as for `open_store`; None for the
     weights of the texts. `num_processes` encode; None for one a core, or for only this one if the
     text is small. The store does not depend on them nor on `shard_lines`.
     """
-    names = tag_names(texts)
-    tags = [tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else () for text in texts]
+    if first_ids is None:
+        names = tag_names(texts)
+        first_ids = [
+            (tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else (), ())
+            for text in texts
+        ]
+    tags, target_tags = zip(*first_ids, strict=True)
     weights_of = weights_of or (lambda num_pairs: [text.weight for text in texts])
-    open_or_none = partial(open_store, weights_of=weights_of, tags=tags)
+    open_or_none = partial(open_store, weights_of=weights_of, tags=tags, target_tags=target_tags)
     with storage_errors(stores):
         make_directory(stores)
     directions = directions or [("source", "target")] * len(texts)

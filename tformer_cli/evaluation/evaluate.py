@@ -34,7 +34,6 @@ from tformer_cli.process import tune_allocator
 from tformer_cli.storage.atomic import file_checksum, read_json, write_json, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, load_ensemble
-from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.translator import Translator
 
@@ -149,14 +148,19 @@ class Evaluator:
         """
         config = self.translator.config
         translator = self.translator.into(*config.data.direction_of(text)[::-1])
-        tags, max_length = translator.tag_ids(), self.models[0].max_length
-        store = evaluation_store(text, translator.tokenizers, max_length=max_length, tags=tags)
+        store = evaluation_store(
+            text,
+            translator.tokenizers,
+            max_length=self.models[0].max_length,
+            tags=translator.tag_ids(),
+            target_tags=translator.target_language_ids,
+        )
         problem = long_lines_warning(text, store)
         if problem is not None:
             on_warning(problem)
         likelihood = reference_likelihood(
             self.models,
-            loss_batches(store, start_id=DECODER_START_IDS[config.model.kind]),
+            loss_batches(store, start_id=translator.tokenizers.start_id(config.model.kind)),
             device=torch.device(translator.device),
             precision=self.precision,
             world=world,

@@ -19,7 +19,7 @@ from tformer_cli.export.converted import VOCABULARY_FILES
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
 from tformer_cli.export.ctranslate2_weights import read_ctranslate2
-from tformer_cli.export.format import filled, sentencepiece_models
+from tformer_cli.export.format import filled, no_language_tokens, sentencepiece_models
 from tformer_cli.export.marian_settings import SETTINGS_FILE, json_object
 from tformer_cli.storage.atomic import storage_errors, write_json
 from tformer_cli.storage.run_directory import EXPORT_FILE
@@ -46,6 +46,8 @@ class ArgosFormat(CTranslate2Format):
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         yield from super().unsupported(trained)
         tokenizers = trained.tokenizers
+        if tokenizers.source.kind == "m2m":
+            yield no_language_tokens("an Argos package", "ctranslate2")
         if len(set(sentencepiece_models(tokenizers).values())) != 1:
             what = "must be subwords that both languages share, in an Argos package"
             yield Problem("tokenizer.shared", what, f"{tokenizers.source.kind}, not shared")

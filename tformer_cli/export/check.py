@@ -14,7 +14,7 @@ from tformer_cli.export.format import Format
 from tformer_cli.search.engine import Engine, Hypothesis, OnDone, Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.tokenizer import Ids, Tokenizers
 from tformer_cli.text.vocabulary import with_eos
 
 # Largest difference of two scores, in log probability per token.
@@ -89,6 +89,7 @@ class CheckText:
     lines: tuple[str, ...]
     numbers: tuple[int, ...]  # of the lines in the file, from 1
     sources: tuple[tuple[int, ...], ...] = field(repr=False)  # token ids with EOS
+    start: Ids = ()  # of each translation: its language, if that is a token
 
     @classmethod
     def of(
@@ -98,9 +99,9 @@ class CheckText:
         *,
         name: str,
         max_length: int,
-        tags: Sequence[int] = (),
+        first_ids: tuple[Ids, Ids] = ((), ()),
     ) -> "CheckText":
-        """Encode the lines of 1 to `max_length` tokens, behind the ids of tags.
+        """Encode the lines of 1 to `max_length` tokens, behind their first ids.
 
         Raises:
             DataError: there are none.
@@ -114,7 +115,8 @@ class CheckText:
             name,
             tuple(lines[index] for index in indices),
             tuple(index + 1 for index in indices),
-            tuple((*tags, *with_eos(encoded[index])) for index in indices),
+            tuple((*first_ids[0], *with_eos(encoded[index])) for index in indices),
+            first_ids[1],
         )
 
 
@@ -138,7 +140,7 @@ def check_export(
         ExportError: they differ although the format is exact.
     """
     ours, theirs = cpu_engine(trained), form.engine(trained, folder)
-    requests = [Request(source) for source in text.sources]
+    requests = [Request(source, start=text.start) for source in text.sources]
     comparisons = []
     for search in form.searches(trained.config.decoding.max_length):
         comparison = compare_engines(ours, theirs, requests, search, on_done=on_done)

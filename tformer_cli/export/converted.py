@@ -168,17 +168,24 @@ def converted_config(folder: Path, model: EncoderDecoderConfig, *, is_shared: bo
         model=model,
         decoding=search,
     )
-    if (num_positions := model.max_length) is None:
+    return within_positions(config)
+
+
+def within_positions(config: Config) -> Config:
+    """Return a config whose sentences and translations have no more tokens than positions."""
+    if (num_positions := config.model.max_length) is None:
         return config
     # A source and its EOS, and a translation, have a position for each token.
     filters, training = config.data.filters, config.training
-    filters = replace(filters, max_length=min(filters.max_length, num_positions - 1))
+    more = config.data.max_length - filters.max_length
+    longest = num_positions - 1 - more
+    filters = replace(filters, max_length=min(filters.max_length, longest))
     validation = _limited(training.validation_decoding, num_positions)
     return replace(
         config,
         data=replace(config.data, filters=filters),
         training=replace(training, validation_decoding=validation),
-        decoding=_limited(search, num_positions),
+        decoding=_limited(config.decoding, num_positions),
     )
 
 

@@ -37,6 +37,7 @@ from tformer_cli.export.format import (
     BEAM_SIZE,
     TOKENIZER_PACKAGES,
     Format,
+    example_languages,
     filled,
     token_code,
     write_sentencepiece_models,
@@ -63,7 +64,14 @@ SUPPRESSED_BIAS = -6e4
 # Of the range of int8.
 MAX_INT8_WEIGHT = 64
 # Our feed-forward activations by CTranslate2's names.
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH", "geglu": "GELU"}
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "silu": "SWISH",
+    "swiglu": "SWISH",
+    "geglu": "GELU",
+    "geglu_tanh": "GELUTanh",
+}
 
 
 class CTranslate2Format(Format):
@@ -93,7 +101,9 @@ class CTranslate2Format(Format):
         spec.register_source_vocabulary(source.tokens(range(source.size)))
         spec.register_target_vocabulary(target.tokens(range(target.size)))
         spec.config.unk_token = SPECIAL_TOKENS[UNK_ID]
-        spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_TOKENS[BOS_ID]
+        start = tokenizers.start_id(config.kind)
+        spec.config.bos_token = SPECIAL_TOKENS[BOS_ID]
+        spec.config.decoder_start_token = SPECIAL_TOKENS[start]
         spec.config.eos_token = SPECIAL_TOKENS[EOS_ID]
         spec.config.add_source_eos = config.source_eos
         is_int8 = self.quantization in ("int8", "int8_float32")
@@ -114,10 +124,17 @@ class CTranslate2Format(Format):
         return CTranslate2Engine.load(folder, config, trained.tokenizers, self.quantization)
 
     def example(self, trained: TrainedModel, line: str) -> str:
-        target = "results[0].hypotheses[0]"
+        tokenizers, languages = trained.tokenizers, example_languages(trained.config.data)
+        start = tokenizers.target.tokens(tokenizers.language_ids(languages)[1])
+        target = "results[0].hypotheses[0]" + (f"[{len(start)}:]" if start else "")
         code = token_code(trained, line, modules=["ctranslate2"], target_tokens=target)
-        max_length = trained.config.decoding.max_length
-        return filled("ctranslate2.py.txt", **code, beam_size=BEAM_SIZE, max_length=max_length)
+        return filled(
+            "ctranslate2.py.txt",
+            **code,
+            start=f"target_prefix=[{start!r}], " if start else "",
+            beam_size=BEAM_SIZE,
+            max_length=trained.config.decoding.max_length,
+        )
 
     def packages(self, trained: TrainedModel) -> list[str]:
         return ["ctranslate2", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
@@ -129,10 +146,12 @@ def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:
     shape = {
         "pre_norm": config.norm_position == "pre",
         "activation": specs.Activation[ACTIVATIONS[config.activation]],
-        "ffn_glu": config.activation in ("swiglu", "geglu"),
+        "ffn_glu": config.is_gated,
         "rms_norm": config.norm == "rms",
         "num_heads_kv": None if config.kv_heads == config.num_heads else config.kv_heads,
+        "head_dim": config.head_width,
         "qk_norm": config.qk_norm,
+        "layernorm_embedding": config.embedding_norm,
         "relative_attention_bias": _has_bias_table(config),
         **_rotary(config, specs),
     }
@@ -148,6 +167,8 @@ def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:
     _set_stack(encoder, encoder.embeddings[0], model.encoder, config)
     _set_stack(decoder, decoder.embeddings, model.decoder, config)
     decoder.projection.weight = _copied(model.output.weight)
+    if config.output_scale is not None:
+        decoder.scale_outputs = config.output_scale
     spec = specs.TransformerSpec(encoder, decoder)
     spec.config.layer_norm_epsilon = config.norm_epsilon
     return spec
@@ -210,10 +231,16 @@ def _set_stack(spec: Any, tokens: Any, stack: Stack, config: EncoderDecoderConfi
     alpha = stack.deep_norm.alpha if config.norm_position == "deep" else 1.0
     tokens.weight = _copied(stack.embeddings.tokens.weight)
     spec.scale_embeddings = stack.embeddings.scale * alpha
+    if stack.embeddings.norm is not None:
+        _set_norm(spec.layernorm_embedding, stack.embeddings.norm, alpha)
     _set_positions(spec, stack, config, alpha)
     layers = stack.each_layer()
     for part, layer in zip(spec.layer, layers, strict=True):
         _set_layer(part, layer, alpha)
+        if config.attention_scale is not None:
+            for scope in ("self_attention", "attention"):
+                if hasattr(part, scope):
+                    getattr(part, scope).queries_scale = config.attention_scale
     if config.norm_position == "pre":
         _set_norm(spec.layer_norm, stack.norm)
     else:

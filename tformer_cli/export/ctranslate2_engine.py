@@ -230,6 +230,7 @@ class CTranslate2Engine(Engine):
             beam_size=1,
             max_decoding_length=job.config.max_length,
             max_input_length=0,
+            **self._starts(job.requests),
             callback=on_token,
         )
 
@@ -260,10 +261,19 @@ class CTranslate2Engine(Engine):
             patience=beam.patience,
             max_decoding_length=job.config.max_length,
             max_input_length=0,
+            **self._starts(job.requests[index] for index in indices),
             return_scores=job.scored,
             return_end_token=True,
         )
         return futures
+
+    def _starts(self, requests: Iterable[Request]) -> dict[str, list[list[str]]]:
+        """Return the argument with the first target tokens of requests, if they have any.
+
+        CTranslate2 gives them probability 1 too.
+        """
+        starts = [[self.target_tokens[i] for i in request.start] for request in requests]
+        return {"target_prefix": starts} if any(starts) else {}
 
     def _source(self, ids: Sequence[int]) -> list[str]:
         """Return source tokens, without EOS if CTranslate2 adds it itself."""

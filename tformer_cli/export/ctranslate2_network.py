@@ -26,7 +26,7 @@ KIND = "TransformerSpec"
 # CTranslate2's activations by id (`common_spec.Activation`), and ours.
 ACTIVATIONS = ("RELU", "GELUTanh", "SWISH", "GELU", "GELUSigmoid", "Tanh", "Sigmoid")
 PLAIN = {"RELU": "relu", "SWISH": "silu", "GELU": "gelu"}
-GATED = {"SWISH": "swiglu", "GELU": "geglu"}
+GATED = {"SWISH": "swiglu", "GELU": "geglu", "GELUTanh": "geglu_tanh"}
 # Settings of an attention block.
 ATTENTION = ("num_heads_kv", "head_dim")
 SELF_ATTENTION = (

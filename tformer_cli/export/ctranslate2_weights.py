@@ -113,13 +113,14 @@ class Reader:
             tokens = self._table(f"{embeddings_scope(side)}/weight", rows)
             weights[f"{side}.embeddings.tokens.weight"] = _times(tokens, factors[-1])
             weights |= self._stack(side, stack)
-        factor = self.stored.number("decoder/scale_outputs", float, 1.0)
-        if self.config.tie_embeddings == "none":
+        scale = self.config.output_scale or 1.0
+        factor = self.stored.number("decoder/scale_outputs", float, 1.0) / scale
+        if self.config.tie_embeddings in ("none", "inputs"):
             weights[OUTPUT] = self._table(f"{PROJECTION}/weight", ids[1])
         else:
             weights[OUTPUT] = weights[TARGET]
             factor /= factors[1]
-        if self.config.tie_embeddings == "all":
+        if self.config.tie_embeddings in ("inputs", "all"):
             weights[SOURCE] = weights[TARGET]
         last = "norm" if self.config.norm_position == "pre" else self._last_norm()
         for name in (f"decoder.{last}.weight", f"decoder.{last}.bias"):
@@ -162,7 +163,7 @@ class Reader:
     def _linears(self, scope: str, prefix: str, alpha: float) -> Weights:
         weights: Weights = {}
         cross = CROSS_ATTENTION if prefix.startswith("decoder") else ()
-        gated = self.config.activation in ("swiglu", "geglu")
+        gated = self.config.is_gated
         for theirs, ours, axis in (*SELF_ATTENTION, *cross, *(GATED if gated else PLAIN)):
             name = f"{scope}/{theirs}"
             names = [f"{prefix}.{part}" for part in ours]

@@ -12,14 +12,15 @@ from typing import ClassVar
 from tformer_cli.choices import Quantization
 from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.extras import EXTRAS, package
 from tformer_cli.search.engine import Engine
 from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import tag_ids
+from tformer_cli.text.tokenizer import Ids, Tokenizers
 
 TEMPLATES = Path(__file__).with_name("templates")
 BEAM_SIZE = 5
@@ -27,6 +28,8 @@ BEAM_SIZE = 5
 TOKENIZER_PACKAGES = {
     "subword": ["sentencepiece"],
     "marian": ["sentencepiece"],
+    "m2m": ["sentencepiece"],
+    "t5": ["sentencepiece"],
     "word": ["torchtext==0.6.0"],
     "char": [],
 }
@@ -104,6 +107,8 @@ def filled(template: str, **values: object) -> str:
 def sentencepiece_models(tokenizers: Tokenizers) -> dict[str, bytes]:
     """Return the sentencepiece models of both sides by file name without suffix."""
     source, target = tokenizers.source, tokenizers.target
+    if isinstance(source, M2MTokenizer):
+        return {"shared": source.model}
     if isinstance(source, MarianTokenizer) and isinstance(target, MarianTokenizer):
         return {"source": source.model, "target": target.model}
     if source.kind != "subword":
@@ -119,12 +124,25 @@ def write_sentencepiece_models(tokenizers: Tokenizers, folder: Path) -> None:
         (folder / f"{name}.model").write_bytes(content)
 
 
-def example_tags(data: DataConfig) -> tuple[str, ...]:
-    """Return the tags of the lines that check an export and that its example translates.
+def no_language_tokens(where: str, other: str) -> Problem:
+    """Return the problem of a format whose translations cannot begin with a language."""
+    what = f"has languages as tokens, with which no translation of {where} can begin"
+    return Problem("tokenizer.kind", what, "m2m", f'use `format="{other}"`')
 
-    They are those of the first validation text: one of several target languages, or none.
+
+def first_ids(trained: TrainedModel) -> tuple[Ids, Ids]:
+    """Return what sources and targets of the lines begin with that check an export.
+
+    It is that of the first validation text, as is what the example translates: language tokens, a
+    prefix or the tag of a target language, or nothing.
     """
-    return data.tags_of(next(iter(data.valid_texts.values())))
+    data = trained.config.data
+    return trained.tokenizers.first_ids(data, next(iter(data.valid_texts.values())))
+
+
+def example_languages(data: DataConfig) -> Direction:
+    """Return source and target language of these lines."""
+    return data.direction_of(next(iter(data.valid_texts.values())))
 
 
 def token_code(
@@ -135,7 +153,7 @@ def token_code(
     These are modules to import, statements that load models, and expressions for the tokens of a
     line and for the text of `target_tokens`.
     """
-    tokenizers, data = trained.tokenizers, trained.config.data
+    tokenizers = trained.tokenizers
     source = tokenizers.source
     names = list(sentencepiece_models(tokenizers))
     # Marian's target language code is one token, which sentencepiece does not know.
@@ -160,8 +178,8 @@ def token_code(
         if code:
             tokens = f"[{code[0]!r}, *{tokens}]"
         text = f"{names[-1]}.decode({target_tokens})"
-    for token in source.tokens(tag_ids(example_tags(data), data.tags)):
-        # The target language, of a model that has several.
+    for token in reversed(source.tokens(first_ids(trained)[0])):
+        # Languages, of a model that has several.
         tokens = f"[{token!r}, *{tokens}]"
     imports = [*modules, *(["sentencepiece"] if names else [])]
     if source.normalizer.nfkc:

@@ -6,7 +6,7 @@ that is spelled like a special token, or begins with a language code (`>>de<<`),
 Marian and is plain text to us; all other text has the same ids.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -133,7 +133,8 @@ def read_marian(
 
     Nothing is unpickled. Arguments and errors are those of `import_run`.
     """
-    _check_files(folder)
+    names = (SETTINGS_FILE, *PIECES_FILES, VOCABULARY_FILE, LANGUAGES_FILE)
+    check_files(folder, names, "a Marian model", "MarianMTModel")
     shape = read_shape(folder / SETTINGS_FILE)
     decoding = read_search(folder / SEARCH_FILE)
     languages = read_languages(folder / LANGUAGES_FILE)
@@ -156,20 +157,29 @@ def read_marian(
     return TrainedModel(config, tokenizers, model, step=0)
 
 
-def _check_files(folder: Path) -> None:
+def check_files(folder: Path, names: Sequence[str], kind: str, model: str) -> None:
+    """Refuse a pickle, and a folder without weights or one of its files.
+
+    `kind` is of the model as people call it, `model` its class of transformers.
+    """
     weights = weights_file(folder)
+    check_pickle(folder, weights, model)
+    for name in (weights.name, *names):
+        if not (folder / name).is_file():
+            remedy = f"name a folder of {kind} as transformers saves it"
+            raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
+
+
+def check_pickle(folder: Path, weights: Path, loader: str) -> None:
+    """Refuse a folder that has weights as a pickle only, which transformers' `loader` converts."""
     if (folder / PICKLE_FILE).exists() and not weights.exists():
-        saving = f"MarianMTModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        saving = f"{loader}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         raise CheckpointError(
             str(folder / PICKLE_FILE),
             f"is a pickle, which can run any program; only {weights.name} is read",
             remedy="if you trust it, convert it: "
-            f'python -c "from transformers import MarianMTModel; {saving}"',
+            f'python -c "from transformers import {loader}; {saving}"',
         )
-    for name in (SETTINGS_FILE, weights.name, *PIECES_FILES, VOCABULARY_FILE, LANGUAGES_FILE):
-        if not (folder / name).is_file():
-            remedy = "name a folder of a Marian model as transformers saves it"
-            raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
 
 
 def _side(folder: Path, pieces_name: str, vocabulary_name: str, size: int) -> Side:

@@ -27,6 +27,7 @@ FIXED: dict[str, Any] = {
     "norm": "layer",
     "norm_position": "post",
     "norm_epsilon": 1e-5,
+    "embedding_norm": False,
     "bias": True,
     "positions": SinusoidalPositions(),
     "num_kv_heads": None,
@@ -93,8 +94,9 @@ def unsupported_by_marian(
         required |= {f"model.{key}": (value, getattr(model, key)) for key, value in fixed.items()}
         if isinstance(model.positions, SinusoidalPositions):
             del required["model.positions"]
-            frequencies = fixed["positions"].frequencies, model.positions.frequencies
-            required["model.positions.frequencies"] = frequencies
+            for key in ("frequencies", "offset"):
+                both = getattr(fixed["positions"], key), getattr(model.positions, key)
+                required[f"model.positions.{key}"] = both
         if model.activation not in activations:
             choices = f"one of {', '.join(activations)}"
             required["model.activation"] = choices, model.activation
@@ -108,10 +110,10 @@ def unsupported_by_marian(
         required["data.train"] = "of one target language", ", ".join(config.data.targets)
     for key, (value, actual) in required.items():
         if actual != value:
-            yield Problem(key, f"must be {_shown(value)} in a Marian model", _shown(actual))
+            yield Problem(key, f"must be {shown(value)} in a Marian model", shown(actual))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return value if isinstance(value, str) else getattr(value, "kind", json.dumps(as_plain(value)))
 
 
@@ -138,12 +140,17 @@ def config_json(config: Config, source_size: int, target_size: int) -> dict[str,
 
 
 def search_settings(config: Config) -> dict[str, Any]:
-    """Return the content of generation_config.json: the run's search, as far as Marian has it."""
+    """Return the content of generation_config.json."""
+    return _special_ids() | {"min_new_tokens": 1} | search_limits(config)
+
+
+def search_limits(config: Config) -> dict[str, Any]:
+    """Return the run's search, as far as transformers has it."""
     search = config.decoding
     beam: dict[str, Any] = {"num_beams": 1}
     if isinstance(search, BeamConfig):
         beam = {"num_beams": search.beam_size, "length_penalty": search.length_penalty}
-    return _special_ids() | {"min_new_tokens": 1, "max_new_tokens": search.max_length} | beam
+    return {"max_new_tokens": search.max_length} | beam
 
 
 def language_settings(config: Config) -> dict[str, Any]:
@@ -248,9 +255,9 @@ def read_shape(file: Path) -> Shape:
     is_shared = settings.take("share_encoder_decoder_embeddings", bool)
     is_tied = settings.take("tie_word_embeddings", bool)
     model = EncoderDecoderConfig(
-        **_sizes(settings),  # type: ignore[arg-type]
+        **read_sizes(settings),  # type: ignore[arg-type]
         **{ours: settings.take(theirs, float) for theirs, ours in DROPOUTS.items()},  # type: ignore[arg-type]
-        activation=_activation(settings),
+        activation=read_activation(settings),
         tie_embeddings="none" if not is_tied else "all" if is_shared else "output",
         output_bias=True,
         **FIXED,
@@ -268,7 +275,7 @@ def read_shape(file: Path) -> Shape:
     return Shape(model, source_size, target_size, end_id, pad_id, is_scaled)
 
 
-def _sizes(settings: Settings) -> dict[str, int]:
+def read_sizes(settings: Settings) -> dict[str, int]:
     """Return the sizes of the model by our keys; problems are noted."""
     sizes: dict[str, int] = {}
     for key, ours in SIZES.items():
@@ -279,7 +286,7 @@ def _sizes(settings: Settings) -> dict[str, int]:
     return sizes
 
 
-def _activation(settings: Settings) -> Any:
+def read_activation(settings: Settings) -> Any:
     """Return our activation; a problem is noted."""
     activation = settings.take("activation_function", str)
     if activation not in OUR_ACTIVATIONS:

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.export.format import (
     TOKENIZER_PACKAGES,
     Format,
     filled,
+    no_language_tokens,
     token_code,
     write_sentencepiece_models,
 )
@@ -56,7 +57,7 @@ from tformer_cli.search.stepper import Sentence, Stepper
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID
+from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 
 SOURCE_FILE, STEP_FILE = "encoder.onnx", "decoder_step.onnx"
 CPU = torch.device("cpu")
@@ -74,6 +75,10 @@ class OnnxFormat(Format):
     program: ClassVar = "onnxruntime"
     extra: ClassVar = "onnx"
 
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
+        if trained.tokenizers.source.kind == "m2m":
+            yield no_language_tokens("an ONNX folder", "ctranslate2")
+
     def write(self, trained: TrainedModel, folder: Path) -> None:
         self.versions()  # Refuses missing packages before anything is traced.
         _write_graphs(trained, folder)
@@ -83,7 +88,7 @@ class OnnxFormat(Format):
         for name, side in zip(_side_names(tokenizers), sides, strict=True):
             write_json(folder / f"{name}_vocabulary.json", side.tokens(range(side.size)))
         config = {
-            "start_id": DECODER_START_IDS[trained.config.model.kind],
+            "start_id": trained.tokenizers.start_id(trained.config.model.kind),
             "end_id": EOS_ID,
             "unk_id": UNK_ID,
             "max_length": trained.config.decoding.max_length,

@@ -16,7 +16,7 @@ from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export.check import cpu_engine
-from tformer_cli.export.format import BEAM_SIZE, Format, filled
+from tformer_cli.export.format import BEAM_SIZE, Format, example_languages, filled
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
 from tformer_cli.storage.checkpoint import save_tensors
@@ -58,7 +58,7 @@ class PlainFormat(Format):
     def example(self, trained: TrainedModel, line: str) -> str:
         max_length = trained.config.decoding.max_length
         data = trained.config.data
-        _, target = data.direction_of(next(iter(data.valid_texts.values())))
+        _, target = example_languages(data)
         return filled(
             "plain.py.txt",
             line=repr(line),

@@ -19,28 +19,35 @@ from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scor
 from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_weights import read_ctranslate2
-from tformer_cli.export.format import Format, example_tags
+from tformer_cli.export.format import Format, first_ids
+from tformer_cli.export.m2m import M2MFormat, read_m2m
+from tformer_cli.export.m2m_settings import ARCHITECTURES as M2M_TYPES
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_npz import MarianNpzFormat, read_marian_npz
 from tformer_cli.export.marian_npz_settings import DECODER_FILE
-from tformer_cli.export.marian_settings import SETTINGS_FILE
+from tformer_cli.export.marian_settings import SETTINGS_FILE, json_object
 from tformer_cli.export.onnx import OnnxFormat
 from tformer_cli.export.plain import PlainFormat, read_plain_folder
+from tformer_cli.export.t5 import MODEL_TYPES as T5_TYPES
+from tformer_cli.export.t5 import T5Format, read_t5
 from tformer_cli.storage.atomic import check_absent, new_directory, write_text
 from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import EXPORT_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
-from tformer_cli.text.vocabulary import tag_ids
 
 FORMATS: dict[FormatName, type[Format]] = {
     "argos": ArgosFormat,
     "ctranslate2": CTranslate2Format,
+    "m2m": M2MFormat,
     "marian": MarianFormat,
     "marian-npz": MarianNpzFormat,
     "onnx": OnnxFormat,
     "safetensors": PlainFormat,
+    "t5": T5Format,
 }
+# Readers of the folders of transformers, by model type; Marian's is for all others.
+READERS = dict.fromkeys(M2M_TYPES, read_m2m) | dict.fromkeys(T5_TYPES, read_t5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ def _check_text(trained: TrainedModel, file: Path | None, num_lines: int) -> Che
         trained.tokenizers,
         name=str(source),
         max_length=trained.config.data.filters.max_length,
-        tags=tag_ids(example_tags(trained.config.data), trained.config.data.tags),
+        first_ids=first_ids(trained),
     )
 
 
@@ -169,9 +176,10 @@ def import_run(
 ) -> TrainedModel:
     """Write a run folder, atomically, that translates as the model of a folder does.
 
-    The folder is for CTranslate2, a Marian model as transformers or Marian itself saves it, or a
-    plain folder; a file is an Argos package. Nothing is unpickled.
-    Languages are ISO codes, by default what the folder says.
+    The folder is for CTranslate2, a Marian model as transformers or Marian itself saves it, an
+    M2M-100, NLLB, mBART-50 or T5 model of transformers, or a plain folder; a file is an Argos
+    package. Nothing is unpickled. Languages are ISO codes, or names of the model's own languages,
+    by default what the folder says.
 
     Raises:
         TformerError: the folder holds no model of ours, or the run folder exists or cannot be
@@ -198,7 +206,8 @@ def read_model(
     elif config_file.is_file():
         read = read_plain_folder
     elif (folder / SETTINGS_FILE).is_file():
-        read = read_marian
+        kind = json_object(folder / SETTINGS_FILE).get("model_type")
+        read = READERS.get(str(kind), read_marian)
     elif (folder / DECODER_FILE).is_file():
         read = read_marian_npz
     else:
@@ -206,7 +215,8 @@ def read_model(
         what = f"holds no model: none of {names} is there"
         remedy = (
             "name a folder for CTranslate2, one that `tformer export --format safetensors` has "
-            "written, or a Marian model as transformers or Marian itself saves it"
+            "written, or a Marian, M2M-100, NLLB, mBART or T5 model as transformers or Marian "
+            "saves it"
         )
         raise CheckpointError(str(folder), what, remedy=remedy)
     return read(folder, source_language=source_language, target_language=target_language)

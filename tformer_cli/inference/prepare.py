@@ -53,7 +53,7 @@ class FusedAttention(Attention):
     def __init__(self, parts: Attention) -> None:
         nn.Module.__init__(self)
         self.num_heads, self.num_kv_heads = parts.num_heads, parts.num_kv_heads
-        self.dropout = parts.dropout
+        self.dropout, self.query_scale = parts.dropout, parts.query_scale
         self.output = parts.output
         self.kv_shape = parts.kv_shape
         self.attend = parts.attend

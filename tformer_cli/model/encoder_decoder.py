@@ -1,6 +1,6 @@
 """The decoder, and the encoder-decoder Transformer (Vaswani et al. 2017)."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -82,14 +82,21 @@ class EncoderDecoder(Seq2Seq):
         self.encoder = Encoder(config, source_size, depths[0], constants[0])
         self.decoder = Decoder(config, target_size, depths[1], constants[1])
         self.output = nn.Linear(config.dim, target_size, bias=config.output_bias)
-        self.source_eos = config.source_eos
+        self.source_eos, self.output_scale = config.source_eos, config.output_scale
+        self.has_fixed_bias = config.output_bias and not config.train_output_bias
 
     def tie_weights(self, tie: str) -> None:
-        """Tie the output (`output`, `all`) and the source embeddings (`all`) to the target's."""
+        """Tie output (`output`, `all`) and source embeddings (`inputs`, `all`) to the target's."""
         if tie in ("output", "all"):
             self.output.weight = self.decoder.embeddings.tokens.weight
-        if tie == "all":
+        if tie in ("inputs", "all"):
             self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
+
+    def freeze(self, parts: Collection[str]) -> None:
+        """Exclude the weights of some parts from training, and an output bias that is fixed."""
+        super().freeze(parts)
+        if self.has_fixed_bias:
+            self.output.bias.requires_grad_(False)
 
     def stacks(self) -> list[Stack]:
         """Return the encoder and the decoder."""
@@ -117,8 +124,7 @@ class EncoderDecoder(Seq2Seq):
         """Return hidden states (B, T, D) of whole targets (teacher forcing)."""
         kept_source, kept_target = kept or (None, None)
         memory: Memory = self.encoder(source, self.attended_source(source_mask), kept_source)
-        states: Tensor = self.decoder(target, memory, kept_target)
-        return states
+        return self._scaled(self.decoder(target, memory, kept_target))
 
     def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
         """Encode sources; return the key-values of cross-attention."""
@@ -126,4 +132,7 @@ class EncoderDecoder(Seq2Seq):
 
     def decode_step_hidden(self, target: Tensor, cache: DecoderCache) -> Tensor:
         """Return hidden states (B, K, D) of the next token (B, K) of each beam."""
-        return self.decoder.step(target, cache)
+        return self._scaled(self.decoder.step(target, cache))
+
+    def _scaled(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states if self.output_scale is None else hidden_states * self.output_scale

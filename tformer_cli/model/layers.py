@@ -63,15 +63,25 @@ def build_self_attention(config: TransformerConfig) -> SelfAttention:
             epsilon=config.norm_epsilon,
         )
     norm = partial(RMSNorm, eps=config.norm_epsilon) if config.qk_norm else nn.Identity
-    return Attention(
-        config.dim, config.num_heads, config.kv_heads, dropout, bias=config.bias, norm=norm
-    )
+    return _build_attention(config, norm)
 
 
 def build_cross_attention(config: TransformerConfig) -> Attention:
     """Return the cross-attention of a decoder layer, which has no positions."""
-    dropout = config.own_dropout(config.attention_dropout)
-    return Attention(config.dim, config.num_heads, config.kv_heads, dropout, bias=config.bias)
+    return _build_attention(config, nn.Identity)
+
+
+def _build_attention(config: TransformerConfig, norm: Callable[[int], nn.Module]) -> Attention:
+    return Attention(
+        config.dim,
+        config.num_heads,
+        config.kv_heads,
+        config.own_dropout(config.attention_dropout),
+        bias=config.bias,
+        norm=norm,
+        head_dim=config.head_dim,
+        scale=config.attention_scale,
+    )
 
 
 def model_norm(config: TransformerConfig) -> nn.Module:
@@ -213,7 +223,10 @@ class Stack(nn.Module):
         super().__init__()
         positions = build_positions(config, is_causal=is_causal)
         dropout = config.own_dropout(config.embedding_dropout)
-        self.embeddings = Embeddings(vocab_size, config.dim, positions.absolute, dropout)
+        norm = model_norm(config) if config.embedding_norm else None
+        self.embeddings = Embeddings(
+            vocab_size, config.dim, positions.absolute, dropout, norm, config.embedding_scale
+        )
         self.layers = nn.ModuleList(layer(config, deep_norm) for _ in range(num_layers))
         self.norm = model_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.rotary, self.bias = positions.rotary, positions.bias

@@ -31,12 +31,18 @@ class Request:
     """A sentence to translate."""
 
     source: Sequence[int]  # with EOS; an empty source has the empty hypothesis
-    prefix: Phrase = ()  # forced first tokens of the hypothesis
+    start: Phrase = ()  # first tokens of the hypothesis, of probability 1: the target language
+    prefix: Phrase = ()  # forced tokens after these
     banned: tuple[Phrase, ...] = ()  # not in the hypothesis after its prefix
     required: tuple[Phrase, ...] = ()  # in the hypothesis, each as often as it is listed
     number: int = 0  # of the line; with the seed it determines sampling noise
     first_word: int = 0  # index of the word of the line that the source begins with
     num_tags: int = 0  # tags before the first token of text in the source
+
+    @property
+    def forced(self) -> Phrase:
+        """All forced first tokens of the hypothesis."""
+        return (*self.start, *self.prefix)
 
 
 @dataclass(frozen=True, slots=True)

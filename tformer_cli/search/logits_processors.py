@@ -37,16 +37,18 @@ class LogitsProcessor:
         """Return K empty sequences for each request, with its limits."""
         min_lengths, max_lengths = zip(*map(self._limits, requests), strict=True)
         size = len(requests)
+        # Rules may ban it: it fills sequences, and nothing generates it.
+        filler = self.bos if self.bos != self.eos else int(self.suppressed[0])
         new = partial(torch.full, device=self.device)
         return Sequences(
             requests=list(requests),
             has_rules=[
-                bool(request.prefix or request.banned) or min_length > 1
+                bool(request.forced or request.banned) or min_length > 1
                 for request, min_length in zip(requests, min_lengths, strict=True)
             ],
             min_lengths=torch.tensor(min_lengths, device=self.device),
             max_lengths=torch.tensor(max_lengths, device=self.device),
-            tokens=new((size, num_beams, INITIAL_TOKENS), self.bos),
+            tokens=new((size, num_beams, INITIAL_TOKENS), filler),
             lengths=new((size,), 0),
             last=new((size, num_beams), self.bos),
             active=new((size,), True),
@@ -59,7 +61,7 @@ class LogitsProcessor:
         maximum = config.max_length
         if config.max_length_ratio is not None:
             maximum = min(maximum, math.ceil(config.max_length_ratio * source_length) + 1)
-        maximum = max(maximum, len(request.prefix) + sum(map(len, request.required)) + 1)
+        maximum = max(maximum, len(request.forced) + sum(map(len, request.required)) + 1)
         minimum = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
         return min(minimum, maximum - 1), maximum
 
@@ -99,7 +101,7 @@ class LogitsProcessor:
         # A sequence without any possible token may end.
         is_stuck = scores.amax(dim=-1) == -math.inf
         scores[..., self.eos] = torch.where(is_stuck, log_probs[..., self.eos], eos_scores)
-        if any(request.prefix for request in sequences.requests):
+        if any(request.forced for request in sequences.requests):
             _force_prefixes(scores, log_probs, sequences)
         return scores
 
@@ -164,9 +166,12 @@ def _ban_phrases(scores: Tensor, sequences: Sequences) -> None:
 
 
 def _force_prefixes(scores: Tensor, log_probs: Tensor, sequences: Sequences) -> None:
+    """Leave only the forced token of a sequence; one of its start has log probability 0."""
     lengths = sequences.lengths.tolist()
     for slot, (request, length) in enumerate(zip(sequences.requests, lengths, strict=True)):
-        if length < len(request.prefix):
-            token = request.prefix[length]
+        if length < len(request.forced):
+            token = request.forced[length]
+            if length < len(request.start):
+                log_probs[slot, :, token] = 0
             scores[slot] = -math.inf
             scores[slot, :, token] = log_probs[slot, :, token]

@@ -71,7 +71,7 @@ class Sequences(SearchState):
     """K sequences in each of B slots; all sequences of a slot have the same length."""
 
     requests: list[Request]
-    has_rules: list[bool]  # whether a request has a prefix, banned phrases or a minimum length
+    has_rules: list[bool]  # whether a request has forced tokens, banned phrases or a minimum length
     min_lengths: Tensor  # (B,) minimum number of tokens, without EOS
     max_lengths: Tensor  # (B,) maximum number of tokens, with EOS
     tokens: Tensor  # (B, K, C) BOS, then `lengths` tokens, then unused capacity

@@ -4,14 +4,14 @@ from typing import Any, get_args
 
 from tformer_cli.choices import Utility
 from tformer_cli.errors import Problem
+from tformer_cli.serve.model import ServedModel
 from tformer_cli.serve.queue import JobOptions, TranslationJob
 from tformer_cli.serve.refusal import Unprocessable
 from tformer_cli.serve.schema import Schema, problems
 from tformer_cli.serve.service import Limits, Service
 from tformer_cli.text.spans import PATTERNS
-from tformer_cli.translate.options import MBR, SearchOptions, resolve_num_hypotheses, resolve_search
+from tformer_cli.translate.options import MBR, SearchOptions, resolve_num_hypotheses
 from tformer_cli.translate.preprocess import InputLine
-from tformer_cli.translate.translator import Translator
 
 # Characters of an override, overrides, and characters of a term: to read a config and to look for
 # terms takes time beyond that of the translation.
@@ -125,21 +125,20 @@ def check_fields(fields: dict[str, Any], schema: Schema) -> None:
         raise Unprocessable(broken)
 
 
-def job_of(fields: dict[str, Any], translator: Translator, service: Service) -> TranslationJob:
+def job_of(fields: dict[str, Any], model: ServedModel, service: Service) -> TranslationJob:
     """Return the job of checked fields.
 
     Raises:
         TformerError: the search is invalid, or takes far longer than that of the run.
     """
-    config = translator.config
     has_phrases = any(fields.get("constraints", ()))
     terms = fields.get("terminology", {})
     requiring = "`required`" if has_phrases else "`terminology`" if terms else None
     changes = SearchOptions(
         fields.get("beam"), fields.get("length_penalty"), tuple(fields.get("set", ()))
     )
-    decoding = resolve_search(changes, config, requiring)
-    service.check_search(decoding, config.decoding)
+    decoding = model.resolve_search(changes, requiring)
+    service.check_search(decoding, model.translator.config.decoding)
     mbr = MBR(fields["mbr"], fields.get("candidates")) if "mbr" in fields else None
     count = fields.get("nbest", 1)
     resolve_num_hypotheses(decoding, count, mbr)

@@ -1,5 +1,6 @@
 """The server: a socket, the models and their queues, and uvicorn, until a signal stops it."""
 
+import gc
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from tformer_cli.choices import Backend, Quantization
 from tformer_cli.errors import StorageError, UsageError
 from tformer_cli.serve.app import build_app
 from tformer_cli.serve.guard import ApiKeys
-from tformer_cli.serve.model import ServedModel, model_name
+from tformer_cli.serve.model import ServedModel, freeze, model_name
 from tformer_cli.serve.queue import TranslationQueue
 from tformer_cli.serve.service import Limits, Service
 from tformer_cli.storage.run_directory import RunDirectory
@@ -34,6 +35,7 @@ def serve(
     api_keys: Path | None = None,
     limits: Limits | None = None,
     to: str | None = None,
+    source_language: str | None = None,
     checkpoint: str = "best",
     device: str = "auto",
     precision: str | None = None,
@@ -52,6 +54,7 @@ def serve(
         api_keys: file of keys, one a line, of which a request must have one; None for no keys.
         limits: limits of requests.
         to: target language of runs that have several.
+        source_language: of a model that has several; None for that of its training texts.
         checkpoint: best or last, of which a newer one is loaded when it is there; or a name.
         device: as for `Translator.load`.
         precision: as for `Translator.load`.
@@ -73,6 +76,7 @@ def serve(
                 Translator.load,
                 run,
                 to=to,
+                source_language=source_language,
                 checkpoint=checkpoint,
                 device=device,
                 precision=precision,
@@ -87,8 +91,10 @@ def serve(
         app = build_app(service, hosts=[host, *hosts], origins=origins)
         log(f"serving {', '.join(queue.model.name for queue in queues)} at {url_of(listener)}")
         try:
+            freeze()
             run_app(app, listener, limits.timeout)
         finally:
+            gc.unfreeze()
             for queue in queues:
                 queue.close()
 

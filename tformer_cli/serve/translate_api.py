@@ -39,7 +39,7 @@ class TranslateApi:
         fields, deadline = await self.service.read(request)
         check_fields(fields, self.schema)
         queue = self.service.queue(*map(fields.get, ("model", "source", "target")))
-        job = job_of(fields, queue.model.translator, self.service)
+        job = job_of(fields, queue.model, self.service)
         if job.options.drafted:
             return self._stream(request, queue, job, deadline)
         lines = await self.service.translate(request, queue, job, deadline)

@@ -100,9 +100,20 @@ def is_language_code(text: str) -> bool:
     return code is not None and (len(code[1]) == 3 or code[1].lower() in _CODES)
 
 
+# Codes of three letters, as in NLLB, of languages without whitespace between words.
+_TWO_LETTERS = dict(
+    pair.split(":")
+    for pair in ["bod:bo", "dzo:dz", "jpn:ja", "khm:km", "lao:lo", "mya:my", "tha:th", "zho:zh"]
+)
+
+
 def base_language(code: str) -> str:
-    """Return a code without script and region, in small letters: `pt` of `pt_BR`."""
-    return code.lower().replace("_", "-").split("-")[0]
+    """Return a code without script and region, in small letters: `pt` of `pt_BR`.
+
+    `zho_Hans` is `zh`, as are other codes whose texts have no whitespace between words.
+    """
+    main = code.lower().replace("_", "-").split("-")[0]
+    return _TWO_LETTERS.get(main, main)
 
 
 def scripts_of(code: str) -> frozenset[str]:

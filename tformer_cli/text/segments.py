@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tformer_cli.errors import DataError
+from tformer_cli.text.language import base_language
 from tformer_cli.text.tokenizer import Tokenizer
 
 # Quotation marks and brackets between a punctuation mark and the whitespace after it.
@@ -107,8 +108,7 @@ def truncate_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]
 
 def word_separator(language: str) -> str:
     """Return the separator of words and sentences in a language such as `zh-Hant`, or nothing."""
-    main = language.lower().replace("_", "-").split("-")[0]
-    return "" if main in _WITHOUT_WHITESPACE else " "
+    return "" if base_language(language) in _WITHOUT_WHITESPACE else " "
 
 
 def word_pattern(language: str) -> str:

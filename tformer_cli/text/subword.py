@@ -77,7 +77,7 @@ class SubwordTokenizer:
     def trimmed(self, ids: Sequence[int]) -> "SubwordTokenizer":
         """Return the tokenizer that has only some pieces, with ids in the same order."""
         kept = set(ids)
-        model = _without_pieces(self.content, [i in kept for i in range(self.size)])
+        model = without_pieces(self.content, [i in kept for i in range(self.size)])
         return SubwordTokenizer(model, self.normalizer, name="the trimmed vocabulary")
 
     def scores(self) -> list[float]:
@@ -126,7 +126,7 @@ class MarianTokenizer:
         """Parse the content of `marian_file`; raise CheckpointError for another file."""
         self.content = content
         self.normalizer = normalizer
-        self.model, self.pieces = _parse_marian_file(content, name)
+        self.model, self.pieces = self._parse(content, name)
         self._processor = sentencepiece_processor(self.model, name, IMPORT_AGAIN)
         self._tokens = (*SPECIAL_TOKENS, *self.pieces)
         self._ids = {piece: i for i, piece in enumerate(self.pieces, start=NUM_SPECIAL)}
@@ -137,11 +137,11 @@ class MarianTokenizer:
         self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
 
     def encode(self, line: str) -> list[int]:
-        code, text = _split_code(self.normalizer(line))
+        code, text = self._split(self.normalizer(line))
         return self._ids_of(code, self._processor.encode(text, out_type=str))
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        codes_and_texts = [_split_code(self.normalizer(line)) for line in lines]
+        codes_and_texts = [self._split(self.normalizer(line)) for line in lines]
         all_pieces = self._processor.encode([text for _, text in codes_and_texts], out_type=str)
         return [
             self._ids_of(code, pieces)
@@ -156,13 +156,13 @@ class MarianTokenizer:
         pieces = [self._tokens[i] for i in ids if i >= NUM_SPECIAL]
         dropped = self._ids.keys() - pieces
         own = (self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size()))
-        model = _without_pieces(self.model, [piece not in dropped for piece in own])
+        model = without_pieces(self.model, [piece not in dropped for piece in own])
         content = marian_file(model, pieces)
         return MarianTokenizer(content, self.normalizer, name="the trimmed vocabulary")
 
     def split_code(self, line: str) -> tuple[str, str]:
         """Return a language code of the vocabulary at the start of a line, and the rest."""
-        code, text = _split_code(line)
+        code, text = self._split(line)
         return (code, text) if code in self._ids else ("", line)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -179,6 +179,18 @@ class MarianTokenizer:
             else piece.replace(WHITESPACE_MARK, " ").encode()
             for piece in self.tokens(ids)
         ]
+
+    def _parse(self, content: bytes, name: str) -> tuple[bytes, tuple[str, ...]]:
+        """Return the sentencepiece model, and the pieces in the order of their ids."""
+        return _parse_marian_file(content, name)
+
+    @property
+    def start_id(self) -> int:
+        """The id that translations begin after."""
+        return BOS_ID
+
+    def _split(self, line: str) -> tuple[str, str]:
+        return _split_code(line)
 
     def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
         all_pieces = [code, *pieces] if code else pieces
@@ -201,7 +213,7 @@ def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePie
     raise CheckpointError(name, "is not a sentencepiece model", got=got, remedy=remedy)
 
 
-def _without_pieces(model: bytes, is_kept: Sequence[bool]) -> bytes:
+def without_pieces(model: bytes, is_kept: Sequence[bool]) -> bytes:
     """Return a serialized sentencepiece model without some of its pieces.
 
     It is a message of Protocol Buffers, a list of fields: field 1 is a piece, the next one each

@@ -9,16 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.text import Direction, Text
 from tformer_cli.config.schema.tokenizer import (
     CharConfig,
+    ImportedTokenizerConfig,
     LearnedTokenizerConfig,
-    MarianConfig,
     SubwordConfig,
     TokenizerConfig,
     WordConfig,
 )
-from tformer_cli.errors import CheckpointError, DataError, NewerFormatError
+from tformer_cli.errors import CheckpointError, DataError, NewerFormatError, UsageError
 from tformer_cli.storage.atomic import atomic_directory, parse_json
+from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import (
     MarianTokenizer,
@@ -27,13 +30,21 @@ from tformer_cli.text.subword import (
     reservoir_sample,
 )
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
-from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, NUM_SPECIAL, TRAIN_AGAIN
+from tformer_cli.text.t5 import T5Tokenizer
+from tformer_cli.text.vocabulary import (
+    DECODER_START_IDS,
+    EOS_ID,
+    NUM_SPECIAL,
+    TRAIN_AGAIN,
+    tag_ids,
+)
 
 TOKENIZER_VERSION = 1
 HEADER_FILE = "tokenizer.json"
 # Bytes, language codes and special tokens of imported models.
 _FIXED = re.compile(r"<.+>|>>.+<<")
 
+Ids = tuple[int, ...]
 Pairs = Callable[[], Iterable[tuple[str, str]]]
 
 
@@ -68,6 +79,8 @@ _TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
     "word": WordTokenizer,
     "char": CharTokenizer,
     "marian": MarianTokenizer,
+    "m2m": M2MTokenizer,
+    "t5": T5Tokenizer,
 }
 
 
@@ -91,9 +104,37 @@ class Tokenizers:
             digest.update(content)
         return digest.hexdigest()
 
-    def special_ids(self, kind: str) -> tuple[int, int, tuple[int, ...]]:
+    def start_id(self, kind: str) -> int:
+        """Return the first decoder input of a kind of network, or of an imported model."""
+        if isinstance(self.target, MarianTokenizer):
+            return self.target.start_id
+        return DECODER_START_IDS[kind]
+
+    def special_ids(self, kind: str) -> tuple[int, int, Ids]:
         """Return the start id of a kind of network, EOS, and the ids that no translation has."""
-        return DECODER_START_IDS[kind], EOS_ID, self.target.suppressed_ids
+        return self.start_id(kind), EOS_ID, self.target.suppressed_ids
+
+    def language_ids(self, languages: Direction) -> tuple[Ids, Ids]:
+        """Return the language tokens that sources and targets begin with, if there are any.
+
+        Raises:
+            UsageError: the vocabulary has tokens of languages, and not of one of these.
+        """
+        if not isinstance(self.source, M2MTokenizer):
+            return (), ()
+        known = self.source.languages
+        for name in languages:
+            if name not in known:
+                remedy = f"choose from: {', '.join(known)}"
+                raise UsageError("the vocabulary", "has no such language", got=name, remedy=remedy)
+        source, target = languages
+        return (known[source],), (known[target],)
+
+    def first_ids(self, data: DataConfig, text: Text) -> tuple[Ids, Ids]:
+        """Return what sources and targets of a text begin with: languages, a prefix and tags."""
+        source, target = self.language_ids(data.direction_of(text))
+        prefix = self.source.encode(data.prefix_of(text))
+        return (*source, *prefix, *tag_ids(data.tags_of(text), data.tags)), target
 
     def save(self, directory: Path) -> None:
         """Write a tokenizer directory atomically, replacing an earlier one."""
@@ -127,7 +168,7 @@ def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokeni
     Raises:
         DataError: there is no text, or the vocabulary size does not suit it.
     """
-    if isinstance(config, MarianConfig):
+    if isinstance(config, ImportedTokenizerConfig):
         raise DataError(
             "tokenizer.kind",
             "comes with an imported model, and is not learned from text",
@@ -202,6 +243,8 @@ def _needed_ids(tokenizer: Tokenizer, used: Iterable[str]) -> list[int]:
         for start in range(len(token))
         for end in range(start + 1, len(token) + 1)
     }
+    if isinstance(tokenizer, M2MTokenizer):
+        parts |= {*tokenizer.language_tokens.values()}
     return [
         i
         for i, token in enumerate(tokenizer.tokens(range(tokenizer.size)))

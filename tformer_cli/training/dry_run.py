@@ -28,7 +28,7 @@ from tformer_cli.storage.atomic import storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import NUM_SPECIAL, tag_ids
+from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.recovery import memory_shortage_reported
 from tformer_cli.training.resume import check_run_folder
@@ -236,8 +236,14 @@ def sampled_trainer(
             model = trainer.state.model
             check_validation(model, tokenizers, config, logger.log)
             for text in config.data.test.values():
-                tags = tag_ids(config.data.tags_of(text), config.data.tags)
-                evaluation_store(text, tokenizers, max_length=model.max_length, tags=tags)
+                tags, target_tags = tokenizers.first_ids(config.data, text)
+                evaluation_store(
+                    text,
+                    tokenizers,
+                    max_length=model.max_length,
+                    tags=tags,
+                    target_tags=target_tags,
+                )
             yield trainer, num_pairs
 
 

@@ -13,6 +13,7 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
     TransformerConfig,
 )
+from tformer_cli.config.schema.tokenizer import M2MConfig, T5TokenizerConfig
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.model.build import build_network
@@ -63,6 +64,7 @@ def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) ->
     tokenizer = config.tokenizer
     is_target_learned = _is_encoder_for(saved.model, config.model) and not tokenizer.shared
     if is_target_learned:
+        assert not isinstance(tokenizer, M2MConfig | T5TokenizerConfig), "its vocabulary is shared"
         tokenizer = replace(tokenizer, shared=True)
     if saved.tokenizer != tokenizer:
         raise CheckpointError(
@@ -98,7 +100,8 @@ def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, lo
     saved = saved_config.model
     mismatches = list(_mismatches(saved, config.model, pretrained))
     mismatches += _moved_tags(saved_config.data.tags, config.data.tags, pretrained)
-    if len(saved_config.data.targets) > 1 and len(config.data.targets) == 1:
+    has_tags = config.data.language_marks == "tags" and len(saved_config.data.targets) > 1
+    if has_tags and len(config.data.targets) == 1:
         # Sources without the tag of a target language are none that it has been trained with.
         what = f"needs several target languages, as in {pretrained.path}"
         remedy = "add a text of another one, with a small weight"

@@ -27,6 +27,8 @@ Log = Callable[[str], object]
 FREE_KEYS = (
     "data.source_language",
     "data.target_language",
+    "data.language_marks",
+    "data.prefixes",
     "data.root",
     "data.train",
     "data.sampling",

@@ -38,7 +38,6 @@ from tformer_cli.storage.atomic import read_json, write_json
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.training.pretrained import pretrained_run, pretrained_tokenizers
 from tformer_cli.training.resume import Log
 from tformer_cli.training.step import StepBatch, TrainState
@@ -72,6 +71,7 @@ class TrainingData:
     config: Config
     store: TokenStore
     report: FilterReport
+    start_id: int  # first decoder input
     masking: Masking | None  # of a masked encoder; None for models that translate
     noise: ExampleNoise | None = None  # if the config asks for it
 
@@ -124,7 +124,7 @@ class TrainingData:
             phase.plans,
             accumulate=self.config.training.gradient_accumulation_steps,
             data_position=position,
-            start_id=DECODER_START_IDS[self.config.model.kind],
+            start_id=self.start_id,
             rank=state.world.rank,
             num_ranks=state.world.size,
             change=None if self.noise is None else self.noise.apply,
@@ -175,7 +175,8 @@ def load_data(
     if masking is None:
         log(f"target: {report_lengths(store.target_lengths)}")
     noise = ExampleNoise.from_config(config, tokenizers)
-    return TrainingData(config, store, report, masking, noise)
+    start_id = tokenizers.start_id(config.model.kind)
+    return TrainingData(config, store, report, start_id, masking, noise)
 
 
 def init_model(config: Config, tokenizers: Tokenizers) -> Network:

@@ -15,7 +15,7 @@ from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.device import resolve_precision
 from tformer_cli.model.build import build_network
 from tformer_cli.process import tune_allocator
-from tformer_cli.text.vocabulary import NUM_SPECIAL
+from tformer_cli.text.vocabulary import BOS_ID, NUM_SPECIAL
 from tformer_cli.training.setup import TrainingData
 from tformer_cli.training.step import NonFiniteStep, StepReport, TrainState, train_steps
 
@@ -68,7 +68,7 @@ def measure_throughput(
         precision=resolve_precision(config.training.precision, device),
         seed=config.seed,
     )
-    data = TrainingData(config, random_store(size, config.seed), FilterReport(), None)
+    data = TrainingData(config, random_store(size, config.seed), FilterReport(), BOS_ID, None)
     reports: list[StepReport] = []
     deadline = time.perf_counter() + seconds
     with contextlib.closing(data.batches(state)) as batches:

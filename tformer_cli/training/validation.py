@@ -32,7 +32,6 @@ from tformer_cli.evaluation.metrics import Metric, Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import tag_ids
 from tformer_cli.translate.translator import Translator
 
 
@@ -141,8 +140,10 @@ def check_validation(
     data = config.data
     stores = {}
     for name, text in data.valid_texts.items():
-        tags = tag_ids(data.tags_of(text), data.tags)
-        store = evaluation_store(text, tokenizers, max_length=model.max_length, tags=tags)
+        tags, target_tags = tokenizers.first_ids(data, text)
+        store = evaluation_store(
+            text, tokenizers, max_length=model.max_length, tags=tags, target_tags=target_tags
+        )
         stores[name] = store
         problem = long_lines_warning(text, store)
         if problem is not None:

@@ -146,6 +146,7 @@ class Preprocessor:
         number: int,
         where: str,
         tags: Ids = (),
+        start: Ids = (),
         banned: Sequence[Ids] = (),
         terminology: Terminology | None = None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
@@ -153,9 +154,10 @@ class Preprocessor:
         """Return the request of each piece of a line.
 
         The line number determines sampling noise. Each piece with text begins with `tags`, which
-        come from `encode_tags`; `banned` comes from `encode_banned`; terms are required where a
-        piece contains them. `on_warning` is called if the line is split or truncated; for its
-        number of sentences, only for the first such line.
+        come from `encode_tags`, and its translation with `start`, before the prefix of the line;
+        `banned` comes from `encode_banned`; terms are required where a piece contains them.
+        `on_warning` is called if the line is split or truncated; for its number of sentences, only
+        for the first such line.
 
         Raises:
             DataError: the line is too long (`long_lines="error"`), is split although it has
@@ -180,6 +182,7 @@ class Preprocessor:
             phrases = [*line.phrases, *(term for term in terms if term not in line.phrases)]
             request = Request(
                 source=[*tags, *source] if source else source,
+                start=start,
                 prefix=() if index else prefix,
                 banned=tuple(banned),
                 required=tuple(
@@ -236,7 +239,7 @@ class Preprocessor:
         return list(dict.fromkeys(encoded))
 
     def _check_positions(self, request: Request, where: str) -> None:
-        needed = len(request.prefix) + sum(map(len, request.required)) + 1
+        needed = len(request.forced) + sum(map(len, request.required)) + 1
         if self.max_positions is not None and needed > self.max_positions:
             raise DataError(
                 where,

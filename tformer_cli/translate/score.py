@@ -47,6 +47,7 @@ def score_pairs(
     *,
     names: tuple[str, str] = ("source", "target"),
     tags: Sequence[int] = (),
+    target_tags: Sequence[int] = (),
     on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> Iterator[ScoredPair]:
@@ -61,6 +62,7 @@ def score_pairs(
         pairs: (source, target) lines, read ahead by `WINDOW_PAIRS`.
         names: files of both sides, for messages.
         tags: ids that each source begins with.
+        target_tags: ids that each target begins with.
         on_done: called with the number of pairs whenever some are scored.
         on_warning: called for each pair with a side of more than `MAX_TOKENS`, which has no score.
     """
@@ -68,7 +70,8 @@ def score_pairs(
     for window in chunks(pairs, WINDOW_PAIRS):
         encoded = tokenizers.source.encode_batch([source for source, _ in window])
         sources = [[*tags, *ids] if ids else ids for ids in encoded]
-        targets = tokenizers.target.encode_batch([target for _, target in window])
+        encoded = tokenizers.target.encode_batch([target for _, target in window])
+        targets = [[*target_tags, *ids] for ids in encoded]
         if scorer.max_length is not None:
             for name, sentences in zip(names, (sources, targets), strict=True):
                 for line, ids in enumerate(sentences, start=number):
@@ -86,7 +89,10 @@ def score_pairs(
         log_probs = scorer.score(short_pairs, on_done=on_done)
         scored = zip(window, targets, lengths, log_probs, strict=True)
         for (source, target), ids, length, token_log_probs in scored:
-            tokens = tuple(tokenizers.target.tokens([*ids, EOS_ID]))
+            # The language of a target is given.
+            given = len(target_tags) if ids[len(target_tags) :] else 0
+            token_log_probs = token_log_probs[given:]
+            tokens = tuple(tokenizers.target.tokens([*ids, EOS_ID]))[given:]
             if length > MAX_TOKENS:
                 token_log_probs = (math.nan,) * len(tokens)
             yield ScoredPair(source, target, tokens, token_log_probs)

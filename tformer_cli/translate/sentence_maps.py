@@ -38,9 +38,12 @@ def sentence_maps(
     The network reads the `target` (teacher forcing); None is the translation that the search of
     its `config` finds.
     """
-    source_ids = with_eos(_encode(tokenizers.source, "`sentence`", sentence))
-    if not source_ids:
+    encoded = _encode(tokenizers.source, "`sentence`", sentence)
+    if not encoded:
         raise UsageError("`sentence`", "has no token", got=repr(sentence))
+    languages = config.data.source_language, config.data.target_language
+    first, prefix = tokenizers.language_ids(languages)
+    source_ids = [*first, *with_eos(encoded)]
     _check_length(network, "`sentence`", len(source_ids))
     source = tokenizers.source.tokens(source_ids)
     if not isinstance(network, Seq2Seq):
@@ -53,10 +56,10 @@ def sentence_maps(
     special = SpecialTokens(*tokenizers.special_ids(config.model.kind))
     if target is None:
         engine = NativeEngine(network, special, device=torch.device("cpu"))
-        ((best,),) = engine.translate([Request(source_ids)], config.decoding)
+        ((best,),) = engine.translate([Request(source_ids, start=prefix)], config.decoding)
         target_ids: Sequence[int] = best.token_ids
     else:
-        target_ids = _encode(tokenizers.target, "`target`", target)
+        target_ids = [*prefix, *_encode(tokenizers.target, "`target`", target)]
     _check_length(network, "the translation", len(target_ids) + 1)
     read, written = (
         tokenizers.target.tokens(ids)

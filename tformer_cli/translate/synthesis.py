@@ -80,6 +80,7 @@ def synthesize(
     *,
     real: RealSide,
     to: str | None = None,
+    source_language: str | None = None,
     ensemble: Sequence[str | os.PathLike[str]] = (),
     count: int = 1,
     mbr: MBR | None = None,
@@ -116,6 +117,7 @@ def synthesize(
         real: the side of the pairs that is the real text. With `source` the teachers translate as
             the new model will (distillation), with `target` the other way (back-translation).
         to: target language of the teachers, if they have several.
+        source_language: of a model that has several; None for that of its training texts.
         ensemble: further runs that make one teacher of a single one, as for `Translator.load`.
         count: pairs of a line and teacher; with `mbr`, of a line.
         mbr: choose among the candidates of all teachers together, by their mean utility.
@@ -149,6 +151,7 @@ def synthesize(
         mbr,
         on_warning,
         to=to,
+        source_language=source_language,
         checkpoint=checkpoint,
         device=device,
         precision=precision,

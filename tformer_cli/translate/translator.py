@@ -18,6 +18,7 @@ from tformer_cli.process import tune_allocator
 from tformer_cli.search.engine import Engine, OnWarning, Request
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles
+from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.backend import find_files, load_engine, native_engine, shared
@@ -105,6 +106,8 @@ class Translator:
         self.tags = data.tags
         self.targets = data.targets
         self.languages = data.direction_into(self.targets[0])
+        if isinstance(tokenizers.target, M2MTokenizer):
+            self.targets = tuple(tokenizers.target.languages)
         self.to: str | None = None
         directions = ", ".join(f"{source} -> {target}" for source, target in data.directions)
         self.description = f"{directions}, {device}"
@@ -121,27 +124,40 @@ class Translator:
             uses_whitespace=self.postprocessor.separator != "",
         )
 
-    def into(self, to: str, source: str | None = None) -> "Translator":
+    def into(self, to: str | None, source: str | None = None) -> "Translator":
         """Return this translator into one of the model's target languages, by the same engine.
 
         The source language is by default that of all training texts into `to`, or of `data` if
-        they have several.
+        they have several. Without `to`, the target language stays.
         """
-        check_target(to, self.targets)
-        own, _ = self.config.data.direction_into(to)
-        languages = source or own, to
-        if to == self.to and languages == self.languages:
+        if to is not None:
+            check_target(to, self.targets)
+        target = to or self.languages[1]
+        own, _ = self.config.data.direction_into(target)
+        languages = source or own, target
+        if to in (None, self.to) and languages == self.languages:
             return self
         other = copy.copy(self)
-        other.to, other.languages = to, languages
+        other.to, other.languages = to or self.to, languages
         other.postprocessor = Postprocessor.of_direction(self.tokenizers, languages)
         uses_whitespace = other.postprocessor.separator != ""
         other.preprocessor = replace(self.preprocessor, uses_whitespace=uses_whitespace)
         return other
 
     def tag_ids(self, tags: Sequence[str] = ()) -> tuple[int, ...]:
-        """Return the ids that each source begins with: that of the target language, and tags."""
-        return self.preprocessor.encode_tags(tags_into(self.to, self.targets, tags), self.tags)
+        """Return the ids that each source begins with: those of a language, and tags."""
+        language, _ = self.tokenizers.language_ids(self.languages)
+        prefixes = self.config.data.prefixes
+        if prefixes is not None:
+            language = (*language, *self.tokenizers.source.encode(prefixes[self.languages[1]]))
+        names = tags if language else tags_into(self.to, self.targets, tags)
+        return (*language, *self.preprocessor.encode_tags(names, self.tags))
+
+    @property
+    def target_language_ids(self) -> tuple[int, ...]:
+        """The ids that each translation begins with: the token of its language, or none."""
+        _, target = self.tokenizers.language_ids(self.languages)
+        return target
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.description})"
@@ -152,6 +168,7 @@ class Translator:
         run: str | os.PathLike[str],
         *,
         to: str | None = None,
+        source_language: str | None = None,
         ensemble: Sequence[str | os.PathLike[str]] = (),
         checkpoint: str = "best",
         device: str = "auto",
@@ -169,6 +186,7 @@ class Translator:
                 CTranslate2, or that CTranslate2's converters wrote (`read_converted`).
             to: target language, of a model that has several; None for the one that a translation
                 names.
+            source_language: of a model that has several; None as for `into`.
             ensemble: further runs with the same tokenizers; the probabilities are averaged.
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda, cuda:N or mps.
@@ -209,7 +227,7 @@ class Translator:
         translator.files = (files, *(find_files(each, checkpoint) for each in runs[1:]))
         translator.tags = common_tags([each.config.data.tags for each in translator.files])
         translator.description += f", {' + '.join(str(x.path) for x in runs)} at step {files.step}"
-        return translator if to is None else translator.into(to)
+        return translator.into(to, source_language)
 
     @classmethod
     def from_model(
@@ -340,7 +358,7 @@ class Translator:
             separator = self.postprocessor.separator
             inspector = Inspector.of(self.languages, separator, keep, repair, count, confidence)
         preprocessor = self.preprocessor
-        tag_ids = self.tag_ids(tags)
+        tag_ids, start = self.tag_ids(tags), self.target_language_ids
         banned_ids = preprocessor.encode_banned(banned)
         numbers = itertools.count(first_line, line_stride)
 
@@ -350,6 +368,7 @@ class Translator:
                 number=number,
                 where=line.where or (f"{name}:{number}" if name else f"line {number}"),
                 tags=tag_ids,
+                start=start,
                 banned=banned_ids,
                 terminology=terminology,
                 on_warning=on_warning,
@@ -391,11 +410,13 @@ class Translator:
         from tformer_cli.translate.score import score_pairs
 
         reject_str(sources=sources, targets=targets)
+        own = self if to is None else self.into(to)
         return score_pairs(
             self.engine.scorer,
             self.tokenizers,
             zip(sources, targets, strict=True),
-            tags=(self if to is None else self.into(to)).tag_ids(),
+            tags=own.tag_ids(),
+            target_tags=own.target_language_ids,
             on_done=on_done,
             on_warning=on_warning,
         )

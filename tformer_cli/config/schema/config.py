@@ -15,7 +15,11 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
 )
 from tformer_cli.config.schema.text import PlainText
-from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
+from tformer_cli.config.schema.tokenizer import (
+    ImportedTokenizerConfig,
+    SubwordConfig,
+    TokenizerConfig,
+)
 from tformer_cli.config.schema.training import (
     BpeDropoutConfig,
     RDropConfig,
@@ -91,7 +95,7 @@ class Config:
     """Metrics."""
 
     def conflicts(self) -> Iterator[Problem]:
-        if self.model.tie_embeddings == "all" and not self.tokenizer.shared:
+        if self.model.tie_embeddings in ("inputs", "all") and not self.tokenizer.shared:
             yield Problem(
                 "model.tie_embeddings",
                 "source and target embeddings can be tied only with tokenizer.shared: true",
@@ -102,11 +106,19 @@ class Config:
                 "tokenizer.shared",
                 "must be true with model.kind decoder_only, which has a single vocabulary",
             )
+        marks = "tokens" if self.tokenizer.kind == "m2m" else "tags"
+        if self.data.language_marks != marks:
+            what = f"must be {marks} with tokenizer.kind {self.tokenizer.kind}"
+            yield Problem("data.language_marks", what, self.data.language_marks)
         yield from self._conflicts_of_positions()
         yield from self._conflicts_of_consistency()
         yield from self._conflicts_of_both_directions()
         yield from self._conflicts_of_noise()
         yield from self._conflicts_of_freezing()
+        for key in ("subword_sampling", "source_noise", "bidirectional_steps"):
+            if self.data.prefixes and getattr(self.training, key) is not None:
+                what = "must be null with data.prefixes, which it would change"
+                yield Problem(f"training.{key}", what)
         if self.training.batch_tokens <= self.data.max_length:
             yield Problem(
                 "training.batch_tokens",
@@ -125,7 +137,7 @@ class Config:
 
     def _lowercases_target(self) -> bool:
         tokenizer = self.tokenizer
-        if tokenizer.kind == "marian":
+        if isinstance(tokenizer, ImportedTokenizerConfig):
             return False
         return tokenizer.kind == "word" or tokenizer.lowercase in ("target", "both")
 
@@ -218,8 +230,9 @@ class Config:
 
     def _conflicts_of_freezing(self) -> Iterator[Problem]:
         parts = ["embeddings", *STACKS[self.model.kind]]
-        has_bias = isinstance(self.model, EncoderDecoderConfig) and self.model.output_bias
-        if self.model.tie_embeddings == "none" or has_bias:
+        model = self.model
+        has_bias = isinstance(model, EncoderDecoderConfig) and model.trains_output_bias
+        if model.tie_embeddings in ("none", "inputs") or has_bias:
             parts.append("output")
         frozen = self.training.freeze
         for index, part in enumerate(frozen):
@@ -248,7 +261,7 @@ class Config:
                 "needs tokenizer.shared: true, since each language is source and target",
                 remedy="share the vocabulary, or write null",
             )
-        if len(self.data.targets) > 1:
+        if len(self.data.targets) > 1 or self.data.language_marks == "tokens":
             yield Problem(
                 "training.bidirectional_steps",
                 "must be null with several target languages, whose tags are of one direction",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 from tformer_cli.config.schema.fields import (
     LEFT_OUT_IF_NULL,
@@ -120,6 +120,9 @@ class DataConfig:
     target_language: str = "target"
     """ISO code of the target language; decides `evaluation.bleu.tokenize: auto`. If the texts of
     `train` have several target languages, each source begins with a tag of its own: `<2de>`."""
+    language_marks: Literal["tags", "tokens"] = "tags"
+    """`tags`: as above. `tokens`: each source and each target begins with the token of its
+    language, which the vocabulary of an imported model (`tokenizer.kind: m2m`) has."""
     root: Path | None = None
     """Folder that the paths below are relative to; null for the folder of the config file."""
     train: tuple[AnyTrainingText, ...]
@@ -131,6 +134,9 @@ class DataConfig:
     """Named test sets for `tformer eval`."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """Filters of training pairs."""
+    prefixes: dict[str, str] | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """Text that each source begins with, instead of a tag, by target language; all of these have
+    one. Of MADLAD-400 `{de: "<2de> "}`, of T5 `{de: "translate English to German: "}`."""
     sampling: SamplingConfig | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
     """Temperature by which directions of little text are seen more often; null for weights
     alone."""
@@ -147,8 +153,8 @@ class DataConfig:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The target languages of the training texts, in their order."""
-        return tuple(dict.fromkeys(target for _, target in self.directions))
+        """The target languages, of `prefixes` or of the training texts, in their order."""
+        return tuple(self.prefixes or dict.fromkeys(target for _, target in self.directions))
 
     def direction_of(self, text: Text) -> Direction:
         """Return source and target language of a text."""
@@ -168,12 +174,16 @@ class DataConfig:
     def tags_of(self, text: Text) -> tuple[str, ...]:
         """Return the tags that each source of a text begins with.
 
-        With several target languages, the first one is that of the language.
+        With several target languages and no prefixes, the first one is that of the language.
         """
         own = text.tags if isinstance(text, TrainingBitext) else ()
-        if len(self.targets) < 2:
+        if self.language_marks == "tokens" or self.prefixes or len(self.targets) < 2:
             return own
         return target_token(self.direction_of(text)[1]), *own
+
+    def prefix_of(self, text: Text) -> str:
+        """Return the text that each source of a text begins with, before its tags."""
+        return (self.prefixes or {}).get(self.direction_of(text)[1], "")
 
     @property
     def tagged_train(self) -> tuple[AnyTrainingText, ...]:
@@ -190,8 +200,14 @@ class DataConfig:
 
     @property
     def max_length(self) -> int:
-        """Maximum length of either side of a training pair, with its tags and without EOS."""
-        return self.filters.max_length + max((len(self.tags_of(x)) for x in self.train), default=0)
+        """Maximum length of either side of a training pair, with its tags and without EOS.
+
+        A prefix has at most a token a byte, and one for the space before it.
+        """
+        tokens = int(self.language_marks == "tokens")
+        longest = max((len(x.encode()) + 1 for x in (self.prefixes or {}).values()), default=0)
+        num_tags = max((len(self.tags_of(x)) for x in self.train), default=0)
+        return self.filters.max_length + tokens + longest + num_tags
 
     @property
     def valid_texts(self) -> dict[str, Text]:
@@ -291,7 +307,8 @@ class DataConfig:
             if self.train and target not in self.targets:
                 what = "is no target language of data.train"
                 yield Problem(f"{key}.target_language", what, target, f"choose from: {choices}")
-        tokens = set(map(target_token, self.targets if len(self.targets) > 1 else ()))
+        has_tags = self.language_marks == "tags" and len(self.targets) > 1
+        tokens = set(map(target_token, self.targets if has_tags else ()))
         for index, own in enumerate(self.train):
             for name in tokens.intersection(getattr(own, "tags", ())):
                 what = "is the tag of a target language"

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from tformer_cli.config.schema.fields import (
+    LEFT_OUT_IF_NULL,
     MAX_COUNT,
     Bounds,
     Count,
+    CountOrZero,
     Former,
     PositiveFloat,
     Probability,
@@ -26,6 +28,8 @@ class SinusoidalPositions:
     frequencies: Literal["paper", "tensor2tensor"] = "paper"
     """`paper`: 10000^(-2i/dim). `tensor2tensor`: 10000^(-2i/(dim-2)), also those of Marian NMT and
     fairseq."""
+    offset: CountOrZero = 0
+    """Position of the first token; 2 in models of fairseq."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +40,8 @@ class LearnedPositions:
     """Learned embeddings; longer lines are translated in pieces."""
     max_length: Count = 512
     """Number of positions."""
+    offset: CountOrZero = 0
+    """Rows of the table before that of the first token; 2 in models of fairseq."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,6 +171,12 @@ class TransformerConfig:
     """Attention heads; must divide `dim`."""
     num_kv_heads: Count | None = None
     """Key/value heads (grouped-query attention); null for `num_heads`."""
+    head_width: Count | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """Width of a head (d_kv); null for `dim` / `num_heads`."""
+    attention_scale: PositiveFloat | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """Factor of attention logits, 1 in T5; null for 1 / sqrt(head width)."""
+    embedding_scale: PositiveFloat | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """Factor of token embeddings, 1 in T5; null for sqrt(`dim`)."""
     latent: LatentConfig | None = None
     """Multi-head latent attention: the KV cache of self-attention holds a low-rank latent."""
     sliding_window: Annotated[Count | None, Former("window")] = None
@@ -174,8 +186,9 @@ class TransformerConfig:
     feedforward_dim: Count = 1024
     """Inner width of the feed-forward blocks; a gated block has three matrices instead of two, so
     two thirds of this width give as many parameters."""
-    activation: Literal["relu", "gelu", "silu", "swiglu", "geglu"] = "relu"
-    """Activation of the feed-forward blocks; swiglu and geglu are gated."""
+    activation: Literal["relu", "gelu", "silu", "swiglu", "geglu", "geglu_tanh"] = "relu"
+    """Activation of the feed-forward blocks; swiglu and geglu are gated, and geglu_tanh has the
+    tanh approximation of GELU, as T5 1.1."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
     norm_position: Literal["pre", "post", "deep"] = "pre"
@@ -187,6 +200,8 @@ class TransformerConfig:
     """Biases in linear layers and LayerNorm."""
     positions: PositionsConfig = field(default_factory=SinusoidalPositions)
     """Position encoding."""
+    embedding_norm: bool = False
+    """Norm of the embeddings after positions are added (BART, mBART)."""
     initialization: Literal["xavier", "normal", "t5"] = "xavier"
     """Weight initialization: Xavier, normal with 0.02 and less for deep stacks (GPT-2), or T5."""
     dropout: Probability = 0.1
@@ -201,7 +216,12 @@ class TransformerConfig:
     @property
     def head_dim(self) -> int:
         """Width of a head."""
-        return self.dim // self.num_heads
+        return self.dim // self.num_heads if self.head_width is None else self.head_width
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether a feed-forward block has three matrices."""
+        return self.activation in ("swiglu", "geglu", "geglu_tanh")
 
     @property
     def kv_heads(self) -> int:
@@ -225,13 +245,13 @@ class TransformerConfig:
         return self.dropout, *map(self.own_dropout, own)
 
     def conflicts(self) -> Iterator[Problem]:
-        if self.dim % self.num_heads:
+        if self.head_width is None and self.dim % self.num_heads:
             yield Problem("num_heads", f"must divide dim {self.dim}")
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
             yield Problem("num_kv_heads", f"must divide num_heads {self.num_heads}")
         if self.positions.kind == "sinusoidal" and self.dim % 2:
             yield Problem("dim", "must be even with sinusoidal positions")
-        if self.positions == SinusoidalPositions(frequencies="tensor2tensor") and self.dim == 2:
+        if getattr(self.positions, "frequencies", "") == "tensor2tensor" and self.dim == 2:
             yield Problem("dim", "must be above 2 with the frequencies of tensor2tensor")
         if self.latent is not None:
             yield from self._conflicts_of_latent()
@@ -249,8 +269,13 @@ class TransformerConfig:
             )
         if self.qk_norm:
             yield Problem("qk_norm", "must be false with latent, which has a norm of its own")
-        if self.num_kv_heads is not None:
-            yield Problem("num_kv_heads", "must be null with latent, which all heads share")
+        for key, why in (
+            ("num_kv_heads", "which all heads share"),
+            ("head_width", "whose heads have dim / num_heads"),
+            ("attention_scale", "which scales by its own width"),
+        ):
+            if getattr(self, key) is not None:
+                yield Problem(key, f"must be null with latent, {why}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,13 +288,24 @@ class EncoderDecoderConfig(TransformerConfig):
     """Encoder layers."""
     num_decoder_layers: Count = 4
     """Decoder layers."""
-    tie_embeddings: Annotated[Literal["none", "output", "all"], Former("tie")] = "all"
-    """Tie the target embedding to the output projection (`output`), and to the source embedding too
-    (`all`)."""
+    tie_embeddings: Annotated[Literal["none", "output", "inputs", "all"], Former("tie")] = "all"
+    """Tie the target embedding to the output projection (`output`), to the source embedding
+    (`inputs`), or to both (`all`)."""
     output_bias: bool = False
     """Bias of the output projection."""
+    train_output_bias: bool = True
+    """Train that bias; false for imported models without one, where it excludes special tokens that
+    they lack."""
+    output_scale: PositiveFloat | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """Factor of the hidden states that are projected to logits, `dim` ** -0.5 in T5; null for
+    none."""
     source_eos: bool = True
     """Attend to the EOS of a source; false for imported models that were trained without it."""
+
+    @property
+    def trains_output_bias(self) -> bool:
+        """Whether there is an output bias, and it is trained."""
+        return self.output_bias and self.train_output_bias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -86,5 +86,32 @@ class MarianConfig:
     """One vocabulary for both languages, or one for each; each has its own sentencepiece model."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class M2MConfig:
+    """Subwords and language tokens of an imported M2M-100, NLLB or mBART-50 model."""
+
+    kind: Literal["m2m"] = "m2m"
+    """Subwords and language tokens of an imported M2M-100, NLLB or mBART-50 model."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether there is one vocabulary for both languages: always."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class T5TokenizerConfig:
+    """Subwords of an imported T5, which are not learned from text."""
+
+    kind: Literal["t5"] = "t5"
+    """Subwords of an imported T5, mT5 or MADLAD-400 (`tformer import`)."""
+
+    @property
+    def shared(self) -> bool:
+        """One vocabulary for all languages."""
+        return True
+
+
 LearnedTokenizerConfig = SubwordConfig | WordConfig | CharConfig
-TokenizerConfig = LearnedTokenizerConfig | MarianConfig
+ImportedTokenizerConfig = MarianConfig | M2MConfig | T5TokenizerConfig
+TokenizerConfig = LearnedTokenizerConfig | ImportedTokenizerConfig

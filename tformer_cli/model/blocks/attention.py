@@ -3,6 +3,7 @@
 Bool masks broadcast to (B, H, T, S), True where a query may attend to a key.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -72,6 +73,8 @@ class Attention(nn.Module):
         *,
         bias: bool,
         norm: Callable[[int], nn.Module] = nn.Identity,
+        head_dim: int | None = None,
+        scale: float | None = None,
     ) -> None:
         """Create the projections.
 
@@ -82,15 +85,19 @@ class Attention(nn.Module):
             dropout: fraction of attention weights set to zero in training.
             bias: whether the projections have a bias.
             norm: of queries and keys, by head width (QK-norm, Henry et al. 2020).
+            head_dim: Dh; None for D / H.
+            scale: of attention logits; None for 1 / sqrt(Dh).
         """
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        head_dim = dim // num_heads
+        head_dim = head_dim or dim // num_heads
+        # `attend` divides by sqrt(Dh).
+        self.query_scale = None if scale is None else scale * math.sqrt(head_dim)
         self.kv_shape = KVShape(num_kv_heads, head_dim, head_dim)
-        self.query = nn.Linear(dim, dim, bias=bias)
+        self.query = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.key = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
         self.value = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
-        self.output = nn.Linear(dim, dim, bias=bias)
+        self.output = nn.Linear(num_heads * head_dim, dim, bias=bias)
         self.query_norm, self.key_norm = norm(head_dim), norm(head_dim)
         self.dropout = dropout
         self.attend: Attend = attend
@@ -121,6 +128,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return (N, T, D) for queries (N, H, T, Dh)."""
         dropout = self.dropout if self.training else 0.0
+        queries = self._scaled(queries)
         heads = self.attend(queries, key_value.keys, key_value.values, attention_mask, dropout)
         attended: Tensor = self.output(heads.transpose(1, 2).flatten(2))  # (N, T, D)
         return attended
@@ -129,7 +137,10 @@ class Attention(nn.Module):
         self, queries: Tensor, key_value: KeyValue, attention_mask: AttentionMask
     ) -> Tensor:
         """Return the attention weights of `forward`, (N, H, T, S), without dropout."""
-        return attention_weights(queries, key_value.keys, attention_mask)
+        return attention_weights(self._scaled(queries), key_value.keys, attention_mask)
+
+    def _scaled(self, queries: Tensor) -> Tensor:
+        return queries if self.query_scale is None else queries * self.query_scale
 
     def output_projections(self) -> tuple[nn.Linear, ...]:
         """Return the linear layers that scale the block's output, the last one last."""

@@ -39,16 +39,26 @@ class KeptTokens(NamedTuple):
 
 
 class Embeddings(nn.Module):
-    """Token embeddings times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4)."""
+    """Token embeddings times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4).
+
+    BART normalizes their sum (Lewis et al. 2020). T5 has another scale: 1.
+    """
 
     def __init__(
-        self, vocab_size: int, dim: int, positions: nn.Module | None, dropout: float
+        self,
+        vocab_size: int,
+        dim: int,
+        positions: nn.Module | None,
+        dropout: float,
+        norm: nn.Module | None = None,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, dim)
         self.positions = positions
+        self.norm = norm
         self.dropout = Dropout(dropout)
-        self.scale = math.sqrt(dim)
+        self.scale = math.sqrt(dim) if scale is None else scale
 
     def forward(self, ids: Tensor, positions: Tensor, kept: Tensor | None = None) -> Tensor:
         """Return (N, T, D) for token ids (N, T) and positions (T,) or (N, T).
@@ -60,6 +70,8 @@ class Embeddings(nn.Module):
             embedded = embedded * kept[..., None]
         if self.positions is not None:
             embedded = embedded + self.positions(positions)
+        if self.norm is not None:
+            embedded = self.norm(embedded)
         dropped: Tensor = self.dropout(embedded)
         return dropped
 
@@ -69,7 +81,8 @@ class SinusoidalEncoding(nn.Module):
 
     PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(p / 10000^(2i/D)). The program of the
     paper's authors, tensor2tensor, has D - 2 for the D of the exponent: the lowest frequency is
-    1/10000. Encodings are computed for the given positions, so there is no maximum length.
+    1/10000. Encodings are computed for the given positions, so there is no maximum length. The
+    first position is p = `offset`.
     """
 
     frequencies: Tensor
@@ -77,8 +90,9 @@ class SinusoidalEncoding(nn.Module):
 
     def __init__(self, dim: int, config: SinusoidalPositions | None = None) -> None:
         super().__init__()
-        is_paper = config is None or config.frequencies == "paper"
-        divisor = dim if is_paper else dim - 2
+        config = config or SinusoidalPositions()
+        divisor = dim if config.frequencies == "paper" else dim - 2
+        self.offset = config.offset
         frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / divisor))
         # cos(x) = sin(x + pi / 2), so one function serves all components.
         phases = torch.tensor([0.0, math.pi / 2]).repeat(dim // 2)
@@ -87,7 +101,20 @@ class SinusoidalEncoding(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return (..., D) for integer positions (...)."""
-        return torch.sin(positions[..., None] * self.frequencies + self.phases)
+        moved = positions + self.offset
+        return torch.sin(moved[..., None] * self.frequencies + self.phases)
+
+
+class LearnedEncoding(nn.Embedding):
+    """A vector for each position; the first one is that of row `offset`."""
+
+    def __init__(self, config: LearnedPositions, dim: int) -> None:
+        super().__init__(config.max_length + config.offset, dim)
+        self.offset = config.offset
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return (..., D) for integer positions (...)."""
+        return super().forward(positions + self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +141,7 @@ def build_positions(config: TransformerConfig, *, is_causal: bool) -> Positions:
     if isinstance(kind, SinusoidalPositions):
         absolute = SinusoidalEncoding(config.dim, kind)
     elif isinstance(kind, LearnedPositions):
-        absolute = nn.Embedding(kind.max_length, config.dim)
+        absolute = LearnedEncoding(kind, config.dim)
     elif isinstance(kind, RotaryPositions):
         width = config.head_dim if config.latent is None else config.latent.rope_head_dim
         rotary = RotaryEmbedding(width, kind)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +87,11 @@ PLAIN: Mapping[str, Activation] = {
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-GATED: Mapping[str, Activation] = {"swiglu": functional.silu, "geglu": functional.gelu}
+GATED: Mapping[str, Activation] = {
+    "swiglu": functional.silu,
+    "geglu": functional.gelu,
+    "geglu_tanh": partial(functional.gelu, approximate="tanh"),
+}
 
 
 def build_feedforward(config: TransformerConfig) -> FeedForward | GatedFeedForward:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tformer_cli.kernels.attention import AttentionMask
 from tformer_cli.model.blocks.attention import Attention, KeyValue
 from tformer_cli.model.blocks.bias import MASK_VALUE, DistanceBias
+from tformer_cli.model.blocks.embeddings import LearnedEncoding
 from tformer_cli.model.blocks.rotary import CosSin
 from tformer_cli.model.layers import SelfAttention, Stack
 from tformer_cli.model.network import Network, Seq2Seq, replace_modules
@@ -112,8 +113,8 @@ def source_attention(model: Seq2Seq, source: Tensor, source_mask: Tensor, target
 def position_tables(stack: Stack, num_positions: int) -> list[PositionTable]:
     """Return what the first positions contribute to a stack; learned positions may be fewer."""
     absolute = stack.embeddings.positions
-    if isinstance(absolute, nn.Embedding):
-        num_positions = min(num_positions, absolute.num_embeddings)
+    if isinstance(absolute, LearnedEncoding):
+        num_positions = min(num_positions, absolute.num_embeddings - absolute.offset)
     positions = torch.arange(num_positions, device=stack.embeddings.tokens.weight.device)
     rows = tuple(range(num_positions))
     tables = []

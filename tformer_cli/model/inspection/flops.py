@@ -72,13 +72,13 @@ def count_flops(config: ModelConfig, vocab_size: int) -> Flops:
     output = _product(config.dim, vocab_size)
     if isinstance(config, EncoderDecoderConfig):
         encoder, decoder = config.num_encoder_layers, config.num_decoder_layers
-        square, key_value = _product(config.dim, config.dim), _key_value(config)
+        square, key_value = _square(config), _key_value(config)
         return Flops(
             source=encoder * token + decoder * key_value,
             target=decoder * (token + 2 * square) + output,
             source_to_source=encoder * pair,
             source_to_target=0,
-            target_to_source=decoder * 2 * _product(config.dim),
+            target_to_source=decoder * 2 * _product(config.num_heads * config.head_dim),
             target_to_target=decoder * pair,
         )
     tokens, pairs = config.num_layers * token, config.num_layers * pair
@@ -89,10 +89,11 @@ def count_flops(config: ModelConfig, vocab_size: int) -> Flops:
 
 def _self_attention(config: TransformerConfig) -> tuple[int, int]:
     """Return the FLOPs of a token's projections, and of a query-key pair."""
-    square = _product(config.dim, config.dim)
+    square = _square(config)
     if config.latent is None:
         # A query times a key, and a weight times a value.
-        return 2 * square + _key_value(config), 2 * _product(config.dim)
+        pair = 2 * _product(config.num_heads * config.head_dim)
+        return 2 * square + _key_value(config), pair
     rank, rope_dim = config.latent.kv_lora_rank, config.latent.rope_head_dim
     query = square + _product(config.dim, config.num_heads * rope_dim)
     down = _product(config.dim, rank + rope_dim)
@@ -102,12 +103,17 @@ def _self_attention(config: TransformerConfig) -> tuple[int, int]:
     return query + down + per_head + square, pair
 
 
+def _square(config: TransformerConfig) -> int:
+    """Return the FLOPs of the projection of queries, or of the output."""
+    return _product(config.dim, config.num_heads * config.head_dim)
+
+
 def _key_value(config: TransformerConfig) -> int:
     return 2 * _product(config.dim, config.kv_heads * config.head_dim)
 
 
 def _feedforward(config: TransformerConfig) -> int:
-    num_matrices = 3 if config.activation in ("swiglu", "geglu") else 2
+    num_matrices = 3 if config.is_gated else 2
     return num_matrices * _product(config.dim, config.feedforward_dim)
 
 

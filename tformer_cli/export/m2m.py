@@ -1,0 +1,237 @@
+"""Import of M2M-100, NLLB and mBART-50 as transformers saves them, and export of such a run.
+
+Rows of tokens that these models do not have, such as `<sep>`, are zero, and an output bias
+leaves them no probability; no training changes it (`model.train_output_bias: false`).
+Text that is spelled like a special token or a language means something to transformers, and is
+plain text to us; all other text has the same ids.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.tokenizer import M2MConfig
+from tformer_cli.errors import Problem
+from tformer_cli.export.check import cpu_engine
+from tformer_cli.export.converted import within_positions
+from tformer_cli.export.format import Format, example_languages, filled
+from tformer_cli.export.m2m_settings import (
+    SENTENCEPIECE_FILE,
+    VOCABULARY_FILE,
+    Shape,
+    config_json,
+    direction,
+    language_settings,
+    read_languages,
+    read_shape,
+    search_settings,
+)
+from tformer_cli.export.marian import check_files, layer_shapes
+from tformer_cli.export.marian_settings import (
+    LANGUAGES_FILE,
+    SEARCH_FILE,
+    SETTINGS_FILE,
+    data_config,
+    read_search,
+)
+from tformer_cli.export.marian_weights import (
+    ABSENT,
+    BIAS,
+    LOGITS_BIAS,
+    OUTPUT,
+    OUTSIDE,
+    SHARED,
+    SOURCE,
+    TARGET,
+    Weights,
+    check_weights,
+    deinterleave,
+    interleave,
+    read_weights,
+    table_names,
+    weight_names,
+    weights_file,
+)
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.search.native_engine import NativeEngine
+from tformer_cli.storage.atomic import atomic_write, write_json
+from tformer_cli.storage.checkpoint import save_tensors
+from tformer_cli.storage.run_directory import MODEL_FILE
+from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.m2m import OUR_IDS, M2MTokenizer, m2m_file
+from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import NUM_SPECIAL
+
+FAMILY, LOADER = "an M2M-100, NLLB or mBART model", "AutoModelForSeq2SeqLM"
+SIDES = "encoder", "decoder"
+# Our names outside the layers by theirs.
+NORMS = {"norm": "layer_norm"}
+EMBEDDING_NORMS = {"embeddings.norm": "layernorm_embedding"}
+POSITIONS = {f"{x}.embeddings.positions.weight": f"model.{x}.embed_positions.weight" for x in SIDES}
+
+
+class M2MFormat(Format):
+    """A folder that transformers loads, of a run that was imported from one.
+
+    Its beam search ends by another rule than ours, so greedy search is compared, with the folder
+    read back by our own import.
+    """
+
+    program: ClassVar = "transformers"
+
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
+        model, tokenizer = trained.config.model, trained.tokenizers.target
+        if not isinstance(tokenizer, M2MTokenizer) or not isinstance(model, EncoderDecoderConfig):
+            what = "must be m2m: only an imported M2M-100, NLLB or mBART model goes back"
+            yield Problem("tokenizer.kind", what, tokenizer.kind, "use another `format`")
+            return
+        if model.sliding_window is not None:
+            what = "must be null in an M2M-100, NLLB or mBART model"
+            yield Problem("model.sliding_window", what, str(model.sliding_window))
+        bias = trained.model.output.bias[their_ids(tokenizer)]
+        if not model.embedding_norm and bias.any():
+            what = "was trained, and M2M-100 and NLLB have no output bias"
+            remedy = "train with model.train_output_bias: false"
+            yield Problem("model.output_bias", what, remedy=remedy)
+
+    def write(self, trained: TrainedModel, folder: Path) -> None:
+        config, tokenizer = trained.config, trained.tokenizers.target
+        assert isinstance(config.model, EncoderDecoderConfig)
+        assert isinstance(tokenizer, M2MTokenizer)
+        named = trained.model.named_parameters(remove_duplicate=False)
+        ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
+        weights = to_theirs(ours, their_ids(tokenizer), config.model)
+        with atomic_write(folder / MODEL_FILE) as temporary:
+            save_tensors(weights, temporary, {"format": "pt"})
+        size = len(tokenizer.vocabulary)
+        write_json(folder / SETTINGS_FILE, config_json(config, size))
+        write_json(folder / SEARCH_FILE, search_settings(config, tokenizer.vocabulary))
+        settings = language_settings(config, tokenizer)
+        write_json(folder / LANGUAGES_FILE, settings)
+        if settings["tokenizer_class"] == "M2M100Tokenizer":
+            write_json(folder / VOCABULARY_FILE, tokenizer.subwords())
+        (folder / SENTENCEPIECE_FILE).write_bytes(tokenizer.model)
+
+    def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
+        return cpu_engine(read_m2m(folder))
+
+    def searches(self, max_length: int) -> list[DecodingConfig]:
+        return [GreedyConfig(max_length=max_length)]
+
+    def example(self, trained: TrainedModel, line: str) -> str:
+        source, target = example_languages(trained.config.data)
+        tokenizer = trained.tokenizers.target
+        assert isinstance(tokenizer, M2MTokenizer)
+        values = {"line": line, "source": source, "target": target}
+        values["token"] = tokenizer.language_tokens[target]
+        return filled("m2m.py.txt", **{name: repr(value) for name, value in values.items()})
+
+    def packages(self, trained: TrainedModel) -> list[str]:
+        return ["transformers", "sentencepiece", "protobuf", "torch"]
+
+
+def read_m2m(
+    folder: Path, *, source_language: str | None = None, target_language: str | None = None
+) -> TrainedModel:
+    """Return the model of a folder, with the search of its generation_config.json.
+
+    Nothing is unpickled. Arguments and errors are those of `import_run`; languages are those of the
+    model, and the two are what it translates by default.
+    """
+    weights = weights_file(folder)
+    check_files(folder, (SETTINGS_FILE, SENTENCEPIECE_FILE), FAMILY, LOADER)
+    shape = read_shape(folder / SETTINGS_FILE)
+    decoding = read_search(folder / SEARCH_FILE)
+    content = (folder / SENTENCEPIECE_FILE).read_bytes()
+    languages = read_languages(folder, content, shape.size)
+    source, target = direction(languages, folder, (source_language, target_language))
+    file = m2m_file(content, languages.vocabulary, languages.tokens)
+    tokenizer = M2MTokenizer(file, Normalizer(), name=str(folder / SENTENCEPIECE_FILE))
+    data = replace(data_config(source, target), language_marks="tokens")
+    model = _model(weights, shape, tokenizer)
+    config = Config(
+        data=data,
+        tokenizer=M2MConfig(),
+        model=shape.model,
+        decoding=decoding,
+    )
+    return TrainedModel(
+        within_positions(config), Tokenizers(tokenizer, tokenizer, shared=True), model, step=0
+    )
+
+
+def _model(file: Path, shape: Shape, tokenizer: M2MTokenizer) -> Seq2Seq:
+    stored, config = read_weights(file), shape.model
+    tables = set(table_names(config, stored).values())
+    expected = dict.fromkeys(tables, (shape.size, config.dim))
+    if LOGITS_BIAS in stored and config.embedding_norm:
+        expected[LOGITS_BIAS] = 1, shape.size
+    check_weights(file, {name: stored[name] for name in expected if name in stored}, expected)
+    sizes = tokenizer.size, tokenizer.size
+    shapes = layer_shapes(config, sizes, len(stored), settings=file.with_name(SETTINGS_FILE))
+    inner = {theirs: shapes[ours] for ours, theirs, _ in _names(config)}
+    outside = OUTSIDE - inner.keys() | {f"{name}s" for name in POSITIONS.values()}
+    check_weights(file, {x: stored[x] for x in stored.keys() - outside}, inner)
+    weights = to_ours(stored, their_ids(tokenizer), tokenizer.size, config)
+    model = build_model(config, source_size=sizes[0], target_size=sizes[1], seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model.eval()
+
+
+def their_ids(tokenizer: M2MTokenizer) -> Tensor:
+    """Return our ids (n,) of the tokens of the model, in its own order."""
+    others = iter(range(NUM_SPECIAL, tokenizer.size))
+    ids = [OUR_IDS[x] if x in OUR_IDS else next(others) for x in tokenizer.vocabulary]
+    return torch.tensor(ids)
+
+
+def to_ours(
+    theirs: Mapping[str, Tensor], ids: Tensor, size: int, config: EncoderDecoderConfig
+) -> Weights:
+    """Return our weights under all their names, for our ids (n,) of their tokens."""
+    weights = {ours: interleave(theirs[name], axis) for ours, name, axis in _names(config)}
+    table = next(theirs[name] for name in table_names(config, theirs).values())
+    rows = table.new_zeros(size, config.dim)
+    rows[ids] = interleave(table, _axis(config, 1))
+    bias = table.new_full((size,), ABSENT)
+    bias[ids] = theirs[LOGITS_BIAS][0] if LOGITS_BIAS in theirs else 0.0
+    return weights | dict.fromkeys((SOURCE, TARGET, OUTPUT), rows) | {BIAS: bias}
+
+
+def to_theirs(ours: Mapping[str, Tensor], ids: Tensor, config: EncoderDecoderConfig) -> Weights:
+    """Return their weights, the shared table once, from ours under all their names."""
+    weights = {theirs: deinterleave(ours[name], axis) for name, theirs, axis in _names(config)}
+    weights[SHARED] = deinterleave(ours[TARGET][ids], _axis(config, 1))
+    if config.embedding_norm:
+        weights[LOGITS_BIAS] = ours[BIAS][ids][None]
+    return {name: weight.contiguous() for name, weight in weights.items()}
+
+
+def _axis(config: EncoderDecoderConfig, axis: int | None) -> int | None:
+    """Return the axis to lay out in the order of sinusoids; None without sinusoids."""
+    return axis if config.positions.kind == "sinusoidal" else None
+
+
+def _names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str, int | None]]:
+    """Yield our name and theirs of each weight but tables of tokens, and its axis as in Marian."""
+    for ours, theirs, axis in weight_names(config):
+        yield ours, theirs, _axis(config, axis)
+    norms = NORMS | (EMBEDDING_NORMS if config.embedding_norm else {})
+    for side in SIDES:
+        for ours, theirs in norms.items():
+            for part in ("weight", "bias"):
+                yield f"{side}.{ours}.{part}", f"model.{side}.{theirs}.{part}", _axis(config, 0)
+    if config.positions.kind == "learned":
+        for ours, theirs in POSITIONS.items():
+            yield ours, theirs, None
