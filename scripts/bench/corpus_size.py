@@ -133,23 +133,20 @@ def measure(num_pairs: int, *, steps: int = 100, vocab_size: int = 8000) -> dict
         log(f"{steps} steps in {begun.seconds:.0f} s")
         training.point("last", training.checkpoint(steps // 2))
         resumed = tformer("train", *words, "--device", "cpu")
-        text_mib = mib_of(folder / "train.src", folder / "train.tgt")
-        store_mib = mib_of(training.stores)
-        plan = measure_plan(config, training)
-    return {
-        "text, MiB": text_mib,
-        "vocab, s": vocab.seconds,
-        "vocab, processor s": vocab.cpu_seconds,
-        "vocab, peak MiB": vocab.peak_mib,
-        f"train to step {steps}, s": begun.first(f"step {steps}/"),
-        "train to step 1, s": begun.first("step 1/"),
-        "train, processor s": begun.cpu_seconds,
-        "train, peak MiB": begun.peak_mib,
-        "store, MiB": store_mib,
-        "resumed, first step after s": resumed.first(f"step {steps // 2 + 1}/"),
-        "resumed, peak MiB": resumed.peak_mib,
-        **plan,
-    }
+        return {
+            "text, MiB": mib_of(folder / "train.src", folder / "train.tgt"),
+            "vocab, s": vocab.seconds,
+            "vocab, processor s": vocab.cpu_seconds,
+            "vocab, peak MiB": vocab.peak_mib,
+            f"train to step {steps}, s": begun.first(f"step {steps}/"),
+            "train to step 1, s": begun.first("step 1/"),
+            "train, processor s": begun.cpu_seconds,
+            "train, peak MiB": begun.peak_mib,
+            "store, MiB": mib_of(training.stores),
+            "resumed, first step after s": resumed.first(f"step {steps // 2 + 1}/"),
+            "resumed, peak MiB": resumed.peak_mib,
+            **measure_plan(config, training),
+        }
 
 
 def cells(result: dict[str, float]) -> dict[str, str]:

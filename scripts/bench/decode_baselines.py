@@ -74,10 +74,8 @@ def marian(task: Task, setting: Setting) -> Translate:
     torch.set_num_threads(task.threads)
     trained = load_trained_model(RunDirectory(Path(task.run)))
     config, tokenizers = trained.config, trained.tokenizers
-    suppressed_ids = tokenizers.target.suppressed_ids
-    engine = MarianEngine(
-        marian_like(trained.model, config, tokenizers), suppressed_ids, setting.batch
-    )
+    model = marian_like(trained.model, config, tokenizers)
+    engine = MarianEngine(model, tokenizers.target.suppressed_ids, setting.batch)
     shared = WorkersEngine(engine, setting.workers) if setting.workers > 1 else engine
     return partial(Translator(shared, tokenizers, config).translate, decoding=task.search)
 

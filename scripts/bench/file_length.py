@@ -26,11 +26,8 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import find_model
 from tformer_cli.translate.backend import checked_export
 
-TITLES = {
-    "auto": "tformer",
-    "native": "tformer --backend native",
-    "ctranslate2": "CTranslate2 alone",
-}
+NATIVE = "tformer --backend native"
+TITLES = {"auto": "tformer", "native": NATIVE, "ctranslate2": "CTranslate2 alone"}
 ALONE = """
 import sys
 import ctranslate2, sentencepiece

@@ -2,8 +2,7 @@
 
 Each part runs in a process of its own, so that a crash ends no other one. In the JSON a part that
 failed is {"error": ...}, and the exit code is 1; a part without enough time, or without what it
-needs, is {"left_out": ...}.
-Without a CUDA device the exit code is 2.
+needs, is {"left_out": ...}. Without a CUDA device the exit code is 2.
 """
 
 import argparse
@@ -156,12 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         machine = run_in_process("gpu_checks.machine", seconds=MACHINE_SECONDS)
         if machine["gpu"] is None:
-            raise UsageError(
-                "scripts/gpu",
-                "no CUDA device",
-                got=f"torch {machine['torch']}",
-                remedy="run it on a machine with a GPU and a torch that sees it",
-            )
+            remedy = "run it on a machine with a GPU and a torch that sees it"
+            got = f"torch {machine['torch']}"
+            raise UsageError("scripts/gpu", "no CUDA device", got=got, remedy=remedy)
         log(f"{machine['gpu']}, torch {machine['torch']}")
         left = 60 * options.minutes - (time.monotonic() - begun)
         content = measure_all(names, machine, left, options.output)

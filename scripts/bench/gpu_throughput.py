@@ -39,6 +39,7 @@ from tformer_cli.device import (
 )
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.text.vocabulary import BOS_ID
 from tformer_cli.training.setup import TrainingData
 from tformer_cli.training.step import StepBatch, TrainState
 
@@ -58,9 +59,6 @@ SLOWER_FORMS = {"PCIe", "NVL"}
 # Categories of a trace.
 DEVICE_WORK = {"cuda": {"kernel", "gpu_memcpy", "gpu_memset"}, "cpu": {"cpu_op"}}
 NUM_TOP, NAME_LENGTH = 15, 100
-
-
-# ------------------------------------------------------------------------------ synthetic tokens
 
 
 def synthetic_store(num_pairs: int, vocab_size: int) -> TokenStore:
@@ -132,11 +130,9 @@ class Training:
         if baseline == "marian-compiled":
             state.model.compile(dynamic=True)
         store = synthetic_store(num_pairs, vocab_size)
-        batches = TrainingData(config, store, report=None, masking=None).batches(state)
+        data = TrainingData(config, store, report=None, start_id=BOS_ID, masking=None)
+        batches = data.batches(state)
         return cls(config, vocab_size, state, batches, steps_of(name, state, batches))
-
-
-# ------------------------------------------------------------------------------------ throughput
 
 
 def throughput(
@@ -222,9 +218,6 @@ def flops_of(batch: Batch, training: Training) -> float:
     lengths = (mask.sum(dim=1).numpy() for mask in (batch.source_mask, batch.target_mask))
     model, vocab_size = training.config.model, training.vocab_size
     return training_flops(model, vocab_size, *lengths, causal_share=0.5)
-
-
-# ------------------------------------------------------------------------------------------ idle
 
 
 def idle(network: str, *, warm_up: int = 10, steps: int = 8, **options: Any) -> dict[str, object]:

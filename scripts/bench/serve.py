@@ -13,8 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -30,6 +32,7 @@ from tformer_cli.errors import TrainingError
 from tformer_cli.process import num_threads
 from tformer_cli.storage.run_directory import RunDirectory
 
+PATH = "/api/translate"
 CLIENTS = "1,8,32"
 # Clients whose answers count while others disturb, their sentences, and connections that flood.
 NUM_HONEST, NUM_SENTENCES, NUM_FLOODING = 4, 32, 64
@@ -95,25 +98,20 @@ async def ask_disturbed(
     address: tuple[str, int], bodies: Sequence[bytes], seconds: float
 ) -> dict[str, int]:
     """Return how many requests are answered as before, otherwise, or not, beside bad clients."""
-    reader, writer = await asyncio.open_connection(*address)
-    expected = [text_of(await answer(reader, writer, body)) for body in bodies]
-    writer.close()
+    expected = [await asyncio.to_thread(translation, address, body) for body in bodies]
     counts = {"equal": 0, "other": 0, "lost": 0}
     end = time.perf_counter() + seconds
 
     async def honest() -> None:
-        reader, writer = await asyncio.open_connection(*address)
         for body, text in itertools.cycle(zip(bodies, expected, strict=True)):
             if time.perf_counter() > end:
                 break
             try:
-                is_equal = text_of(await answer(reader, writer, body)) == text
-            except (TrainingError, OSError, EOFError):
+                is_equal = await asyncio.to_thread(translation, address, body) == text
+            except (TrainingError, OSError, HTTPException):
                 counts["lost"] += 1
-                reader, writer = await asyncio.open_connection(*address)
             else:
                 counts["equal" if is_equal else "other"] += 1
-        writer.close()
 
     async def bad(content: bytes, seconds_open: float) -> None:
         while time.perf_counter() < end:
@@ -130,9 +128,15 @@ async def ask_disturbed(
     return counts
 
 
-def text_of(content: dict[str, Any]) -> str:
-    """Return the translation in an answer."""
-    return str(content["texts"][0]["translations"][0]["text"])
+def translation(address: tuple[str, int], body: bytes) -> str:
+    """Return the translation of a request over a connection of its own."""
+    with closing(HTTPConnection(*address)) as connection:
+        connection.request("POST", PATH, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        content = response.read()
+    if response.status != HTTPStatus.OK:
+        raise TrainingError(PATH, "has failed", got=f"{response.status}: {content.decode()}")
+    return str(json.loads(content)["texts"][0]["translations"][0]["text"])
 
 
 async def ask(
@@ -153,8 +157,7 @@ async def ask(
 class Client(asyncio.Protocol):
     """Sends a request whenever it has the answer to the one before, until a time.
 
-    It looks at no more of an answer than its status and length, so as to leave the processor to
-    the server.
+    It looks at an answer's status and length alone, and leaves the processor to the server.
     """
 
     def __init__(self, requests: Iterator[bytes], end: float) -> None:
@@ -192,7 +195,7 @@ class Client(asyncio.Protocol):
             self.fail(str(error or "connection closed"))
 
     def fail(self, why: str) -> None:
-        self.done.set_exception(TrainingError("/api/translate", "has failed", got=why))
+        self.done.set_exception(TrainingError(PATH, "has failed", got=why))
         self.transport.close()
 
 
@@ -201,23 +204,10 @@ def content_length(head: bytes) -> int:
     return int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
 
 
-async def answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
-) -> dict[str, Any]:
-    """Return the answer to a request over an open connection."""
-    writer.write(head_of(body) + body)
-    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
-    headers = dict(line.lower().split(": ", 1) for line in lines if line)
-    content = await reader.readexactly(int(headers["content-length"]))
-    if " 200 " not in status:
-        raise TrainingError("/api/translate", "has failed", got=f"{status}: {content.decode()}")
-    return json.loads(content)
-
-
 def head_of(body: bytes) -> bytes:
     """Return the request line and the headers before a body."""
     return (
-        "POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode()
 

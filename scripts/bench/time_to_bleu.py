@@ -19,7 +19,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
-THRESHOLDS = (30, 35, 38, 40)  # BLEU
+THRESHOLDS = (30, 35, 38, 40, 41)  # BLEU
 
 
 def build_runs(
@@ -89,7 +89,7 @@ def measure(
 def table(curves: Sequence[dict[str, Any]]) -> str:
     """Return a table with a row for each training."""
     head = [*(f">= {bleu}" for bleu in THRESHOLDS), "at the end", "minutes", "CPU"]
-    rows = [["minutes to BLEU", "seed", *head]]
+    rows = [["min to BLEU", "seed", *head]]
     for curve in curves:
         minutes = curve["minutes_to"].values()
         texts = ("-" if value is None else f"{value:.1f}" for value in minutes)
@@ -131,8 +131,8 @@ def time_to_bleu(
     score selects nothing.
 
     Each training is a process of its own, with the environment and the allocator of tformer's
-    command line. Re-running the command resumes; it trains and scores only what is
-    missing in DIR, such as more seeds.
+    command line. Re-running the command resumes; it trains and scores only what is missing in DIR,
+    such as more seeds.
 
     Example: python scripts/bench/time_to_bleu.py --folder runs/quality --seeds 1,2,3
     """

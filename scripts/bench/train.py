@@ -28,8 +28,6 @@ from tformer_cli.text.tokenizer import load_tokenizers
 # The name of matrix products among those that take turns.
 GEMM = "GEMM"
 TITLES = {"ours": "tformer", "hf": "transformers' Marian"}
-
-
 SIZES = {"tiny": TINY, "small": SMALL}
 
 
@@ -126,9 +124,9 @@ def train(
     and label smoothing are the same for both.
 
     Each is a process of its own, with the environment and the allocator of tformer's command line.
-    They take turns, in every
-    second round backwards, and the speed of matrix products is measured between the rounds. Speeds
-    and ratios are medians over the rounds, with their range; --json has each round.
+    They take turns, in every second round backwards, and the speed of matrix products is measured
+    between the rounds. Speeds and ratios are medians over the rounds, with their range; --json has
+    each round.
 
     Example: python scripts/bench/train.py --sizes tiny --json
     """
@@ -141,12 +139,8 @@ def train(
         harness.log(name)
         results[name] = compare(config, precisions, threads=threads, rounds=rounds, seconds=seconds)
     columns_of = {name: cells(result) for name, result in results.items()}
-    cli.show(
-        results,
-        as_json,
-        lambda: harness.columns_table("", columns_of),
-        cli.rounds_on(rounds, threads),
-    )
+    note = cli.rounds_on(rounds, threads)
+    cli.show(results, as_json, lambda: harness.columns_table("", columns_of), note)
 
 
 if __name__ == "__main__":

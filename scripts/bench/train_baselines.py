@@ -29,11 +29,7 @@ from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, trai
 WARM_UP_STEPS = 10
 CONFIG = ROOT / "configs" / "multi30k-tiny.yaml"
 # Marian's design, with its dropout, so that all train one network.
-DESIGN = (
-    "model.norm_position=post",
-    "model.norm_epsilon=1e-5",
-    "model.feedforward_dropout=0.0",
-)
+DESIGN = ("model.norm_position=post", "model.norm_epsilon=1e-5", "model.feedforward_dropout=0.0")
 
 
 def network(dim: int, layers: int, heads: int, feedforward_dim: int) -> tuple[str, ...]:

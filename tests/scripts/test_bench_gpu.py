@@ -446,8 +446,7 @@ def test_a_part_that_fails_is_recorded(capfd):
     results = measure(Part("os._exit", 1, {"status": 3}), 60)
     assert results["error"] == "os._exit: has failed (exit code 3); see its output above"
     results = measure(Part("builtins.dict", 1, {"passed": 5}), 60)
-    assert results["passed"] == 5
-    assert 0 < results["part_seconds"] < 60
+    assert results == {"passed": 5}
 
 
 def test_a_part_that_does_not_fit_is_left_out():
