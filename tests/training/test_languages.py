@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +18,7 @@ from stepping import on_step
 from toy import CONFIG, write_languages
 from train_states import train_state
 
-from tformer_cli import Translator
+from tformer_cli import Translator, calibrate
 from tformer_cli.api import evaluate, score
 from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.data import DataConfig, SamplingConfig
@@ -140,6 +141,26 @@ def test_validation_and_translation_ask_for_the_target_language(
     received.clear()
     translator.translate(["ab"], to="cc", tags=["made"])
     assert received == [[IDS["cc"], MADE, *ids_of("ab", run), EOS]]
+
+
+def test_confidences_are_those_of_each_text_in_its_direction(run, tmp_path):
+    copy = shutil.copytree(run.path, tmp_path / "run")
+    reliability = calibrate(copy, device="cpu").reliability
+    data = load_config(copy / "config.yaml").data
+    texts = {**data.valid_texts, **data.test}
+    assert len(data.valid_texts) > 1
+    assert reliability.keys() == texts.keys()
+    for name, text in texts.items():
+        source, target = data.direction_of(text)
+        lines, references = zip(*read_texts([text]), strict=True)
+        translator = Translator.load(copy, device="cpu").into(target, source)
+        best = [first for (first,) in translator.nbest(lines, 1, inspected=True)]
+        pairs = zip(best, references, strict=True)
+        chrf = [sacrebleu.sentence_chrf(each.text, [line]).score / 100 for each, line in pairs]
+        assert reliability[name].quality == pytest.approx(fmean(chrf))
+        if name in data.test:
+            mean = fmean(each.confidence for each in best)
+            assert reliability[name].confidence == pytest.approx(mean)
 
 
 def test_a_test_set_is_evaluated_in_its_direction_even_without_training_text(run, received):

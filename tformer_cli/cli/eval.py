@@ -285,7 +285,8 @@ def calibrate(
     From then on `tformer translate --json` and `tformer serve` give each translation a confidence:
     the quality that is expected of it, as sentence chrF from 0 to 1. The table has the expected
     calibration error (ECE) of the validation text, by cross-fitting, and of the test sets, which
-    nothing is fitted to; beside it that of the probability per token.
+    nothing is fitted to; beside it that of the probability per token. Several validation texts are
+    fitted to together, each in its direction.
 
     Example: tformer calibrate runs/demo
     """

@@ -1,5 +1,6 @@
 """Calibration of a run: its confidences are fitted to the quality of its validation text."""
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.errors import DataError, Problem
 from tformer_cli.evaluation.evaluate import texts_of_split, warn_of_overlap
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.storage.run_directory import RunDirectory
@@ -58,8 +59,9 @@ def calibrate(
 ) -> ConfidenceModel:
     """Fit the confidences of a run to its validation text, and write confidence.json into it.
 
-    From then on translations by this checkpoint and the run's own search have a `confidence`. The
-    test sets of the config are not fitted to: they show how reliable it is elsewhere.
+    From then on translations by this checkpoint and the run's own search have a `confidence`.
+    Several validation texts, each in its direction, are fitted to together. The test sets of the
+    config are not fitted to: they show how reliable it is elsewhere.
 
     Examples:
         >>> calibrate("runs/demo").reliability["valid"].ece  # doctest: +SKIP
@@ -77,7 +79,7 @@ def calibrate(
 
     Returns:
         What rates translations, with its reliability on each text: on the validation text by
-        cross-fitting, under the name `valid`.
+        cross-fitting, under the name `valid`, or of several `valid.en-de` and so on.
 
     Raises:
         TformerError: the run or a text is unusable, or there is no such device.
@@ -85,30 +87,28 @@ def calibrate(
     files = find_model(RunDirectory(Path(run)), checkpoint)
     config = files.config
     check_translates(files.run, config)
-    if isinstance(config.data.valid, tuple):
-        what = "has several validation texts, and confidences are fitted to one"
-        raise UsageError(str(run), what, remedy="set data.valid to one text in its config.yaml")
-    texts = texts_of_split(config, "valid")
-    if config.data.test:
-        texts |= texts_of_split(config, "test")
+    valid = texts_of_split(config, "valid")
+    texts = valid | (texts_of_split(config, "test") if config.data.test else {})
     pairs = {name: list(read_texts([text])) for name, text in texts.items()}
     num_lines = {name: sum(map(has_source, each)) for name, each in pairs.items()}
-    if num_lines["valid"] < NUM_FOLDS:
+    num_valid = sum(num_lines[name] for name in valid)
+    if num_valid < NUM_FOLDS:
         what = f"must have at least {NUM_FOLDS} lines to calibrate by"
-        got, remedy = str(num_lines["valid"]), "use a longer validation text"
-        raise DataError(str(texts["valid"].source_file), what, got=got, remedy=remedy)
+        first, *_ = valid.values()
+        remedy = "use a longer validation text"
+        raise DataError(str(first.source_file), what, got=str(num_valid), remedy=remedy)
     warn_of_overlap(config.data, texts, on_warning)
     translator = Translator.load(
         run, checkpoint=checkpoint, device=device, workers=workers, log=log
     )
     # It is about to be replaced.
     translator.load_confidence = lambda: None
-    chrf = build_metric("chrf", config.evaluation, config.data.target_language)
 
     def rate(name: str) -> list[RatedLine]:
         sources, references = zip(*pairs[name], strict=True)
+        source_language, target_language = config.data.direction_of(texts[name])
         on_start(len(sources))
-        translated = translator.nbest(
+        translated = translator.into(target_language, source_language).nbest(
             sources,
             1,
             inspected=True,
@@ -117,16 +117,22 @@ def calibrate(
             on_warning=on_warning,
         )
         best = [translation for (translation,) in translated]
+        chrf = build_metric("chrf", config.evaluation, target_language)
         statistics = chrf.statistics({"": [each.text for each in best]}, [references])
         (scores,) = statistics.sentence_scores()
         rows = zip(sources, best, (score / 100 for score in scores), strict=True)
         return [RatedLine(*row) for row in rows if has_source(row)]
 
     lines = {name: rate(name) for name, count in num_lines.items() if count}
-    valid = lines["valid"]
-    model = fit(valid, fingerprint_of(files))
-    reliability = {name: reliability_of(rated(model, each), each) for name, each in lines.items()}
-    reliability["valid"] = reliability_of(cross_fitted(valid), valid)
+    fitted = {name: each for name, each in lines.items() if name in valid}
+    together = list(itertools.chain.from_iterable(fitted.values()))
+    model = fit(together, fingerprint_of(files))
+    confidences = iter(cross_fitted(together))
+    crossed = {n: list(itertools.islice(confidences, len(each))) for n, each in fitted.items()}
+    reliability = {
+        name: reliability_of(crossed.get(name) or rated(model, each), each)
+        for name, each in lines.items()
+    }
     model = replace(model, reliability=reliability)
     model.save(files.run)
     return model
