@@ -7,7 +7,7 @@ from pathlib import Path
 from tformer_cli.choices import Backend, MetricName, TuningMetric
 from tformer_cli.config.schema.config import BleuTokenizer, Config
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.config.schema.text import Bitext, PlainText
+from tformer_cli.config.schema.text import Bitext
 from tformer_cli.corpus.reader import has_pipe, read_pairs
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import Problem, UsageError, check_choice, check_positive, reject_str
@@ -29,7 +29,6 @@ from tformer_cli.evaluation.evaluate import (
     texts_of_split,
     warn_of_overlap,
 )
-from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.evaluation.report import comparison_page
 from tformer_cli.evaluation.tuning import Tuning, tune_search
 from tformer_cli.plotting.report import save_page
@@ -139,7 +138,7 @@ def evaluate(
     )
     config = evaluator.translator.config
     texts = (
-        texts_of_split(config, split)
+        texts_of_split(config, split, "put it there, or name another `text`")
         if text is None
         else {text.source_file.name: config.data.language_set(text)}
     )
@@ -263,7 +262,8 @@ def tune(
 ) -> Tuning:
     """Choose the length penalty of a run, and its beam size, by the validation text.
 
-    Test sets are not read, and nothing is changed.
+    Of several texts, each in its direction, the mean of the scores counts. Test sets are not read,
+    and nothing is changed.
 
     Examples:
         >>> tuning = tune("runs/demo", beam_sizes=[4, 8])  # doctest: +SKIP
@@ -302,15 +302,16 @@ def tune(
         log=log,
     )
     config = translator.config
-    text = config.data.valid
-    if isinstance(text, tuple):
-        what = "has several validation texts, and a search is tuned by one"
-        raise UsageError(str(run), what, remedy="set decoding in its config.yaml")
-    assert not isinstance(text, PlainText), "models that translate have parallel text"
-    built = build_metric(metric, config.evaluation, config.data.target_language)
-    warn_of_overlap(config.data, {"data.valid": text}, on_warning)
+    texts = texts_of_split(config, "valid")
+    named = {f"data.{name}": text for name, text in texts.items()}
+    warn_of_overlap(config.data, named, on_warning)
     return tune_search(
-        translator, text, built, beam_sizes=beam_sizes, on_done=on_done, on_warning=on_warning
+        translator,
+        list(texts.values()),
+        metric,
+        beam_sizes=beam_sizes,
+        on_done=on_done,
+        on_warning=on_warning,
     )
 
 

@@ -12,7 +12,7 @@ import sacrebleu
 from tformer_cli import BeamConfig, GreedyConfig, TformerError, evaluate, tune
 from tformer_cli.config.load import load_config, save_decoding
 from tformer_cli.config.schema.config import EvaluationConfig
-from tformer_cli.evaluation.compare import compare_systems
+from tformer_cli.evaluation.compare import compare_systems, mean_p_value
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.evaluation.tuning import Trial, Tuning, best_trial
 from tformer_cli.search.native_engine import NativeEngine
@@ -109,7 +109,10 @@ def test_test_sets_are_not_read(toy_run, tmp_path):
         file.unlink()
     with pytest.raises(TformerError) as caught:
         tune(run, device="cpu", backend="native")
-    assert str(caught.value) == f"{data}/valid.src: no such file; name a text that is there"
+    assert (
+        str(caught.value)
+        == f"{data}/valid.src: no such file; put it there, or correct the path in the config"
+    )
 
 
 def test_problems_of_a_line_are_told_once(toy_run, tmp_path):
@@ -127,7 +130,7 @@ def test_problems_of_a_line_are_told_once(toy_run, tmp_path):
 
 def test_yaml_sets_the_search_and_leaves_defaults_out(toy_run, tmp_path):
     best = trial(31.0, beam_size=5, length_penalty=0.8, no_repeat_ngram_size=3)
-    tuning = Tuning(None, (trial(30.0), best), best, 0.01)
+    tuning = Tuning((), (trial(30.0), best), best, 0.01)
     assert tuning.yaml == (
         "decoding:\n  kind: beam\n  beam_size: 5\n  length_penalty: 0.8\n"
         "  no_repeat_ngram_size: 3\n"
@@ -163,24 +166,33 @@ def test_the_p_value_is_that_of_resampling_sentence_by_sentence():
             for line in references
         ]
 
-    baseline, other = changed(0.3), changed(0.22)
+    texts = [(changed(0.3), changed(0.22)), (changed(0.25), changed(0.2))]
     samples = np.random.default_rng(12345).choice(12, size=(1000, 12), replace=True)
 
-    def difference(lines) -> float:
-        scores = [
-            sacrebleu.corpus_chrf([text[i] for i in lines], [[references[i] for i in lines]]).score
-            for text in (baseline, other)
-        ]
-        return abs(scores[1] - scores[0])
+    def differences_of(systems) -> np.ndarray:
+        """The differences of all lines, then of each sample."""
 
-    differences = np.array([difference(sample) for sample in samples])
-    num_larger = int((differences - differences.mean() > difference(range(12))).sum())
+        def score(text, lines) -> float:
+            hypotheses, expected = ([each[i] for i in lines] for each in (text, references))
+            return sacrebleu.corpus_chrf(hypotheses, [expected]).score
+
+        return np.array(
+            [score(systems[1], lines) - score(systems[0], lines) for lines in (range(12), *samples)]
+        )
+
     metric = build_metric("chrf", EvaluationConfig(), "de")
-    statistics = metric.statistics({"a": baseline, "b": other}, [references])
-    comparison = compare_systems("text", [statistics])
-    found = comparison.scores["chrf"][1].contrast.p_bootstrap
-    assert found == (num_larger + 1) / 1001
-    assert 0.002 < found < 0.5
+    differences, statistics = [], []
+    for systems in texts:
+        differences.append(differences_of(systems))
+        names = dict(zip("ab", systems, strict=True))
+        statistics.append(metric.statistics(names, [references]))
+    for count in (1, 2):
+        observed, *resampled = np.abs(np.mean(differences[:count], axis=0))
+        num_larger = int((resampled - np.mean(resampled) > observed).sum())
+        assert mean_p_value(statistics[:count]) == (num_larger + 1) / 1001
+        assert 0.002 < (num_larger + 1) / 1001 < 0.5
+    (_, compared) = compare_systems("text", statistics[:1]).scores["chrf"]
+    assert compared.contrast.p_bootstrap == mean_p_value(statistics[:1])
 
 
 def test_other_metrics_are_refused(toy_run):

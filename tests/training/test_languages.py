@@ -18,7 +18,7 @@ from stepping import on_step
 from toy import CONFIG, write_languages
 from train_states import train_state
 
-from tformer_cli import Translator, calibrate
+from tformer_cli import Translator, calibrate, tune
 from tformer_cli.api import evaluate, score
 from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.data import DataConfig, SamplingConfig
@@ -161,6 +161,21 @@ def test_confidences_are_those_of_each_text_in_its_direction(run, tmp_path):
         if name in data.test:
             mean = fmean(each.confidence for each in best)
             assert reliability[name].confidence == pytest.approx(mean)
+
+
+def test_a_search_is_tuned_by_the_mean_of_directions(config_file, tmp_path):
+    steps = (f"training.{key}=150" for key in ("max_steps", "validate_every", "save_every"))
+    run = trained(config_file, tmp_path / "run", *steps).path
+    tuning = tune(run, metric="chrf", device="cpu", backend="native")
+    directions = load_config(run / "config.yaml").data.valid_texts
+    assert len(tuning.texts) == len(directions) > 1
+    assert len({trial.score.score for trial in tuning.trials}) > 1
+    for trial in (tuning.own, tuning.best):
+        options = {"metrics": ["chrf"], "decoding": trial.decoding, "device": "cpu"}
+        scored = evaluate(run, split="valid", **options)
+        assert scored.keys() == directions.keys()
+        mean = fmean(each.scores["chrf"].score for each in scored.values())
+        assert trial.score.score == pytest.approx(mean)
 
 
 def test_a_test_set_is_evaluated_in_its_direction_even_without_training_text(run, received):

@@ -194,7 +194,8 @@ def tune(
 
     Length penalties from 0 to 2 are tried, and more around the best one. The table says how well
     each search does, and whether the best differs from the run's own by more than noise. Of a tie
-    the run's own is kept. Test sets are not read.
+    the run's own is kept. Of several validation texts, each in its direction, the mean counts. Test
+    sets are not read.
 
     Example: tformer tune runs/demo
 
@@ -256,8 +257,8 @@ def _trials(tuning: "Tuning") -> str:
 def _verdict(tuning: "Tuning") -> str:
     """Return by how much the best search is better than the run's own, and whether it is noise."""
     own, best = tuning.own.score, tuning.best.score
-    file = _relative(tuning.text.source_file)
-    text = f"{best.num_sentences} sentences of {file}  ({best.signature})"
+    files = ", ".join(dict.fromkeys(str(_relative(text.source_file)) for text in tuning.texts))
+    text = f"{best.num_sentences} sentences of {files}  ({best.signature})"
     if tuning.p_value is None:
         return f"{text}\nthe run's own search is the best"
     noise = "more than noise" if tuning.is_significant else "within noise"

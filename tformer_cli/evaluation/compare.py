@@ -112,6 +112,19 @@ def compare_systems(
     return Comparison(text, first.num_sentences, first.num_references, scores, resamples, seed)
 
 
+def mean_p_value(texts: Sequence[Statistics]) -> float:
+    """Test the second of two systems against the first by the mean of their scores on some texts.
+
+    By paired bootstrap resampling (Koehn 2004). Texts of as many lines get the same draws, for they
+    may be one text in several languages.
+    """
+    resampled = [_resampled_scores(each, RESAMPLES, SEED) for each in texts]
+    changes = np.abs(np.mean([other - baseline for baseline, other in resampled], axis=0))
+    scores = [[score.score for score in each.scores()] for each in texts]
+    difference = np.mean([other - baseline for baseline, other in scores])
+    return p_value(changes - changes.mean(), abs(float(difference)))
+
+
 def score_systems(
     statistics: Sequence[Statistics], *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> dict[MetricName, tuple[SystemScore, ...]]:

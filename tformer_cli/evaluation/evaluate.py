@@ -316,8 +316,17 @@ def warn_of_overlap(
             on_warning(warning)
 
 
-def texts_of_split(config: Config, split: str | None) -> dict[str, Bitext]:
-    """Return the texts of a split by name: `valid`, `test` (all test sets), or that of one."""
+def texts_of_split(
+    config: Config,
+    split: str | None,
+    remedy: str = "put it there, or correct the path in the config",
+) -> dict[str, Bitext]:
+    """Return the texts of a split by name: `valid`, `test` (all test sets), or that of one.
+
+    Raises:
+        UsageError: there is no such split.
+        DataError: a file does not exist, with a remedy.
+    """
     test = dict(config.data.test)
     valid = {n: x for n, x in config.data.valid_texts.items() if not isinstance(x, PlainText)}
     splits = {name: {name: text} for name, text in (test | valid).items()}
@@ -325,10 +334,9 @@ def texts_of_split(config: Config, split: str | None) -> dict[str, Bitext]:
     texts = test if split is None else splits.get(split)
     if not texts:
         what = "the config has no such split" if split else "the config has no test set"
-        remedy = f"choose from: {', '.join({'valid': '', **valid, **test})}"
-        raise UsageError("`split`", what, got=split, remedy=remedy)
+        names = ", ".join({"valid": "", **valid, **test})
+        raise UsageError("`split`", what, got=split, remedy=f"choose from: {names}")
     for file in itertools.chain.from_iterable(text.files.values() for text in texts.values()):
         if not file.is_file():
-            remedy = "put it there, or name another `text`"
             raise DataError(str(file), "no such file", remedy=remedy)
     return texts

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import get_args
 
 import numpy as np
@@ -44,6 +45,16 @@ class Score:
     score: float
     signature: str
     num_sentences: int
+
+    @classmethod
+    def mean(cls, scores: Sequence["Score"]) -> "Score":
+        """Return the mean of the scores of some texts, each of which counts as much."""
+        return cls(
+            name=scores[0].name,
+            score=fmean(one.score for one in scores),
+            signature=", ".join(dict.fromkeys(one.signature for one in scores)),
+            num_sentences=sum(one.num_sentences for one in scores),
+        )
 
     def __str__(self) -> str:
         return f"{self.name} = {self.score:.2f}  ({self.signature})"

@@ -3,14 +3,16 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Self
 
+from tformer_cli.choices import TuningMetric
 from tformer_cli.config.load import as_plain, to_yaml
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.text import Bitext
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import DataError, Problem
-from tformer_cli.evaluation.compare import SIGNIFICANCE_LEVEL, compare_systems
-from tformer_cli.evaluation.metrics import Metric, Score
+from tformer_cli.evaluation.compare import SIGNIFICANCE_LEVEL, mean_p_value
+from tformer_cli.evaluation.metrics import Metric, Score, build_metric
 from tformer_cli.translate.options import SearchOptions
 from tformer_cli.translate.translator import Translator
 
@@ -23,10 +25,13 @@ METRIC_DECIMALS = 2
 # Keys that are shown even if they have their defaults.
 TUNED_KEYS = ("kind", "beam_size", "length_penalty")
 
+OnDone = Callable[[int], object]
+OnWarning = Callable[[Problem], object]
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A search, and the score of its translations."""
+    """A search, and the score of its translations, the mean of several texts."""
 
     decoding: DecodingConfig
     score: Score
@@ -37,14 +42,14 @@ class Tuning:
     """Searches of a run, scored on its validation text.
 
     Attributes:
-        text: the validation text.
+        texts: the validation text, or several of them.
         trials: each search with its score, the run's own first.
         best: the trial with the highest score; of a tie, the run's own.
         p_value: of the difference between the best and the run's own, by paired bootstrap
             resampling; None if the run's own is the best.
     """
 
-    text: Bitext
+    texts: tuple[Bitext, ...]
     trials: tuple[Trial, ...]
     best: Trial
     p_value: float | None
@@ -73,7 +78,7 @@ class Tuning:
         return to_yaml({"decoding": tuned | others})
 
     def as_json(self) -> dict[str, object]:
-        """Return all but the text as plain data."""
+        """Return all but the texts as plain data."""
         return {
             "trials": [asdict(trial) for trial in self.trials],
             "best": asdict(self.best),
@@ -82,14 +87,53 @@ class Tuning:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _ValidationText:
+    """A validation text, and what translates and scores it in its direction."""
+
+    text: Bitext
+    translator: Translator
+    metric: Metric
+    sources: Sequence[str]
+    references: Sequence[str]
+
+    @classmethod
+    def read(cls, text: Bitext, translator: Translator, metric: TuningMetric) -> Self:
+        """Read a text.
+
+        Raises:
+            DataError: it has no lines.
+        """
+        pairs = list(read_texts([text]))
+        if not pairs:
+            raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
+        config = translator.config
+        source, target = config.data.direction_of(text)
+        into = translator.into(target, source)
+        built = build_metric(metric, config.evaluation, target)
+        return cls(text, into, built, *zip(*pairs, strict=True))
+
+    def translate(
+        self, search: DecodingConfig, on_done: OnDone, on_warning: OnWarning
+    ) -> list[str]:
+        """Return the translations by a search."""
+        return self.translator.translate(
+            self.sources,
+            decoding=search,
+            name=str(self.text.source_file),
+            on_done=on_done,
+            on_warning=on_warning,
+        )
+
+
 def tune_search(
     translator: Translator,
-    text: Bitext,
-    metric: Metric,
+    texts: Sequence[Bitext],
+    metric: TuningMetric,
     *,
     beam_sizes: Sequence[int] = (),
-    on_done: Callable[[int], object] = lambda count: None,
-    on_warning: Callable[[Problem], object] = lambda problem: None,
+    on_done: OnDone = lambda count: None,
+    on_warning: OnWarning = lambda problem: None,
 ) -> Tuning:
     """Score the run's own search, and beam searches of some sizes with several length penalties.
 
@@ -98,12 +142,9 @@ def tune_search(
     for all length penalties but 0. `on_done` is called with the number of lines of each trial
     whenever some are done; `on_warning` as by a translator, once for each problem.
     """
-    pairs = list(read_texts([text]))
-    if not pairs:
-        raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
-    sources, references = zip(*pairs, strict=True)
     cached = copy.copy(translator)
     cached.engine = translator.engine.with_cache()
+    read = [_ValidationText.read(text, cached, metric) for text in texts]
     warnings: set[Problem] = set()
 
     def warn_once(problem: Problem) -> None:
@@ -111,7 +152,7 @@ def tune_search(
             warnings.add(problem)
             on_warning(problem)
 
-    hypotheses: dict[DecodingConfig, list[str]] = {}
+    hypotheses: dict[DecodingConfig, list[list[str]]] = {}
     trials: dict[DecodingConfig, Trial] = {}
 
     def try_all(searches: Iterable[DecodingConfig]) -> Trial:
@@ -119,14 +160,10 @@ def tune_search(
         tried = list(searches)
         for search in tried:
             if search not in trials:
-                hypotheses[search] = cached.translate(
-                    sources,
-                    decoding=search,
-                    name=str(text.source_file),
-                    on_done=on_done,
-                    on_warning=warn_once,
-                )
-                trials[search] = Trial(search, metric.score(hypotheses[search], references))
+                translated = [text.translate(search, on_done, warn_once) for text in read]
+                pairs = zip(read, translated, strict=True)
+                scores = [text.metric.score(lines, text.references) for text, lines in pairs]
+                hypotheses[search], trials[search] = translated, Trial(search, Score.mean(scores))
         return best_trial([trials[search] for search in tried])
 
     own = translator.config.decoding
@@ -143,13 +180,14 @@ def tune_search(
     best = best_trial(list(trials.values()))
     p_value = None
     if best.decoding != own:
-        systems = {"own": hypotheses[own], "best": hypotheses[best.decoding]}
-        statistics = metric.statistics(systems, [references])
-        comparison = compare_systems(str(text.source_file), [statistics])
-        _, scored = comparison.scores[metric.name]
-        assert scored.contrast is not None, "the second system is compared with the first"
-        p_value = scored.contrast.p_bootstrap
-    return Tuning(text, tuple(trials.values()), best, p_value)
+        statistics = [
+            text.metric.statistics({"own": of_own, "best": of_best}, [text.references])
+            for text, of_own, of_best in zip(
+                read, hypotheses[own], hypotheses[best.decoding], strict=True
+            )
+        ]
+        p_value = mean_p_value(statistics)
+    return Tuning(tuple(texts), tuple(trials.values()), best, p_value)
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:

@@ -57,14 +57,8 @@ class Validation:
             accuracy=fmean(x.likelihood.accuracy for x in each),
             num_tokens=sum(x.likelihood.num_tokens for x in each),
         )
-        score = Score(
-            name=scores[0].name,
-            score=fmean(x.score for x in scores),
-            signature=", ".join(dict.fromkeys(x.signature for x in scores)),
-            num_sentences=sum(x.num_sentences for x in scores),
-        )
         hypotheses = tuple(line for x in each for line in x.hypotheses)
-        return cls(likelihood, (score,), hypotheses, directions)
+        return cls(likelihood, (Score.mean(scores),), hypotheses, directions)
 
 
 def validate(
