@@ -401,6 +401,18 @@ def test_one_file_is_not_source_and_target(tmp_path: Path) -> None:
     assert len(list(read_pairs(file, copy))) == 150
 
 
+def test_one_file_is_both_sides_of_a_language_into_itself(tmp_path: Path) -> None:
+    file = tmp_path / "a.de"
+    file.write_bytes(TEXT)
+    text = ParallelText(source=file, target=file, source_language="de", target_language="de")
+    rows = list(read_rows(text))
+    assert len(rows) == 150
+    assert all(source == target for source, target in rows)
+    for languages in ({}, {"source_language": "de"}, {"target_language": "de"}):
+        other = ParallelText(source=file, target=file, **languages)
+        assert "is source and target at once" in refusal_of(lambda other=other: read_rows(other))  # type: ignore[misc]
+
+
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 

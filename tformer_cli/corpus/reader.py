@@ -36,6 +36,10 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     if source.is_file() and target.is_file() and source.samefile(target):
         remedy = "name the file that holds the translations"
         raise DataError(str(target), "is source and target at once", remedy=remedy)
+    return _zip_files(source, target)
+
+
+def _zip_files(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     return zip_lines(_read_corpus(source), _read_corpus(target), source, target)
 
 
@@ -49,7 +53,9 @@ def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
     if isinstance(text, PairsFile):
         return read_records(text)
     if isinstance(text, ParallelText):
-        return read_pairs(text.source, text.target)
+        # A text of a language into itself may be a single file.
+        is_copy = text.source_language is not None and text.source_language == text.target_language
+        return (_zip_files if is_copy else read_pairs)(text.source, text.target)
     return ((line,) for line in _read_corpus(text.text))
 
 
