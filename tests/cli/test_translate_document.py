@@ -1,6 +1,7 @@
 """`tformer translate --input film.srt --output film.de.srt`: documents from the command line."""
 
 import json
+import re
 
 import pytest
 
@@ -71,6 +72,20 @@ def test_options_that_make_no_sense_are_refused(toy_run, tformer, film, options,
     result = tformer("translate", toy_run, "-i", "film.srt", *options)
     assert (result.exit_code, result.stderr) == (2, f"{message}\n")
     assert list(film.parent.iterdir()) == [film]
+
+
+def test_messages_keep_their_placeholders(toy_run, tformer, tmp_path):
+    sources = ["ab %s cd", "%(name)s ef", "ab {} %d%%"]
+    catalog = tmp_path / "app.po"
+    catalog.write_text(
+        "".join(f'msgid "{source}"\nmsgstr ""\n\n' for source in sources), encoding="utf-8"
+    )
+    output = tmp_path / "app.aa.po"
+    tformer("translate", toy_run, "--input", catalog, "--output", output)
+    found = re.findall('msgstr "(.*)"', output.read_text(encoding="utf-8"))
+    assert len(found) == len(sources)
+    for text, spans in zip(found, (["%s"], ["%(name)s"], ["{}", "%d"]), strict=True):
+        assert [text.count(span) for span in spans] == [1] * len(spans)
 
 
 def test_a_field_needs_a_document(toy_run, tformer):

@@ -19,6 +19,10 @@ from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.translator import WINDOW_LINES, Translator
 
+# Spans that stay as they are, by the kind of document, whatever the options say. A program breaks
+# where it formats a message that lacks a placeholder.
+KEPT: dict[str, tuple[str, ...]] = {".po": ("placeholders",)}
+
 
 class DocumentReport(NamedTuple):
     """What a document had: its extension, and counts."""
@@ -68,6 +72,7 @@ def translate_document(
     sentences = [sentence_spans(segment.text) for segment in document.segments]
     num_sentences = sum(map(len, sentences))
     on_start(num_sentences)
+    options["keep"] = (*KEPT.get(document.kind, ()), *options.get("keep", ()))
     lost = list[Problem]()
     # The output is opened first: what cannot be written is not translated.
     with open_atomic(output) as file:
