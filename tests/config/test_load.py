@@ -121,6 +121,18 @@ def test_paths_of_overrides_are_relative_to_the_current_folder(
     assert data.train[0].target == here / "texts" / "b"
 
 
+def test_a_missing_path_of_an_override_names_the_folder_that_counts(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        load_with_texts(file, ["data.root=texts", "data.train.0.source=z"])
+    (problem,) = [each for each in raised.value.problems if each.got == str(tmp_path / "z")]
+    assert problem.remedy == (
+        "correct the path, which starts from the current folder, whatever data.root is"
+    )
+
+
 def test_links_in_paths_are_kept(file: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")

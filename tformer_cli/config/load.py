@@ -160,7 +160,10 @@ def check_data_files(data: DataConfig, locations: Mapping[str, str] | None = Non
             where = f"{locations[key]}: {key}" if locations and key in locations else key
             other = "must be a regular file" if path.exists() else "no such file"
             what = "is a folder" if path.is_dir() else other
-            missing.append(Problem(where, what, str(path), _remedy_for_missing(path)))
+            starts_here = where.startswith(OVERRIDE)
+            here = "correct the path, which starts from the current folder, whatever data.root is"
+            remedy = here if starts_here else _remedy_for_missing(path)
+            missing.append(Problem(where, what, str(path), remedy))
     if missing:
         raise ConfigError(missing)
 
