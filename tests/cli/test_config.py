@@ -91,21 +91,28 @@ def test_check_shows_pairs_as_they_are_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "row", "arguments"),
+    ("head", "row", "arguments", "columns"),
     [
-        ("", "{}\t{}\n", []),
-        ("", "8\t{}\t9\t{}\n", ["--fields", "2", "4"]),
-        ("id\tDeutsch\tEnglish\n", "8\t{1}\t{0}\n", ["--fields", "english", "deutsch"]),
+        ("", "{}\t{}\n", [], ""),
+        ("", "8\t{}\t9\t{}\n", ["--fields", "2", "4"], ", columns 2 and 4 of 4"),
+        (
+            "id\tDeutsch\tEnglish\n",
+            "8\t{1}\t{0}\n",
+            ["--fields", "english", "deutsch"],
+            ", columns 3 and 2 of 3",
+        ),
     ],
 )
-def test_new_takes_a_file_of_pairs(folder: Path, head: str, row: str, arguments: list[str]) -> None:
+def test_new_takes_a_file_of_pairs(
+    folder: Path, head: str, row: str, arguments: list[str], columns: str
+) -> None:
     plain = printed("new", "train.en", "train.de", "--output", "plain.yaml").split("\n")
     sides = (Path(f"train.{side}").read_text().splitlines() for side in ("en", "de"))
     rows = [row.format(*pair) for pair in zip(*sides, strict=True)]
     Path("all.en-de.tsv").write_text("".join([head, *rows]), encoding="utf-8")
     lines = printed("new", "all.en-de.tsv", *arguments).split("\n")
     assert [line.replace("config.data", "plain.data") for line in lines[1:4]] == plain[1:4]
-    assert lines[4:8] == ["read: all.en-de.tsv (TSV)", *plain[5:8]]
+    assert lines[4:8] == [f"read: all.en-de.tsv (TSV{columns})", *plain[5:8]]
     for name in ("train.en", "valid.de", "test.en"):
         assert Path("config.data", name).read_bytes() == Path("plain.data", name).read_bytes()
     assert last_line("check", "config.yaml") == "config.yaml: ok"

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tformer_cli.config.schema.text import PairsFile, ParallelText, Text
 from tformer_cli.corpus.lines import SPLIT_SIDES, read_lines, without_compression, zip_lines
-from tformer_cli.corpus.records import kind_of, read_records
+from tformer_cli.corpus.records import description_of, read_records
 from tformer_cli.errors import DataError
 from tformer_cli.storage.atomic import file_checksum, parse_json, read_json, write_text
 
@@ -70,7 +70,7 @@ def first_rows(texts: Mapping[str, Text]) -> Iterator[tuple[str, list[tuple[str,
     """Yield what each text is, by its key, and its first rows as they were read."""
     for key, text in texts.items():
         files = ", ".join(map(str, text.files.values()))
-        kind = f" ({kind_of(text.pairs)})" if isinstance(text, PairsFile) else ""
+        kind = f" ({description_of(text)})" if isinstance(text, PairsFile) else ""
         yield f"{key}: {files}{kind}", list(itertools.islice(read_rows(text), FIRST_ROWS))
 
 

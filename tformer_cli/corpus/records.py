@@ -14,7 +14,15 @@ from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.archives import read_arrow, read_parquet, read_zip
 from tformer_cli.corpus.lines import BYTE_ORDER_MARK, open_decompressed
 from tformer_cli.corpus.markup import read_tmx, read_xliff
-from tformer_cli.corpus.tables import Record, read_csv, read_json_lines, read_tsv
+from tformer_cli.corpus.tables import (
+    Record,
+    columns_in,
+    csv_rows,
+    read_csv,
+    read_json_lines,
+    read_tsv,
+    tsv_rows,
+)
 from tformer_cli.errors import DataError, Problem, ProblemWarning
 
 # How many skipped records a warning lists.
@@ -85,6 +93,13 @@ def read_records(text: PairsFile) -> Iterator[tuple[str, str]]:
         listed = "; ".join(map(str, skipped)) + "; ..." * (num_skipped > len(skipped))
         problem = Problem(str(text.pairs), what, f"{num_skipped:,}", listed)
         warnings.warn(SkippedRecordsWarning(problem), stacklevel=1)
+
+
+def description_of(text: PairsFile) -> str:
+    """Return the format of a file, and of a table of more than two columns those of the pairs."""
+    kind = kind_of(text.pairs)
+    rows = {"TSV": tsv_rows, "CSV": csv_rows}.get(kind)
+    return kind + (columns_in(rows(text), text) if rows else "")
 
 
 def kind_of(path: Path) -> str:

@@ -25,18 +25,36 @@ _SIDE_NAMES = (("source", "target"), ("src", "tgt"), ("src", "trg"))
 
 def read_tsv(text: PairsFile) -> Iterator[Record]:
     """Yield the records of lines whose cells are separated by tabs; quotes are text."""
-    rows = _lines(text)
-    yield from _columns((row if isinstance(row, DataError) else _split(row) for row in rows), text)
+    yield from _columns(tsv_rows(text), text)
 
 
 def read_csv(text: PairsFile) -> Iterator[Record]:
     """Yield the records of a CSV file (RFC 4180) with commas, semicolons or tabs."""
+    yield from _columns(csv_rows(text), text)
+
+
+def tsv_rows(text: PairsFile) -> Iterator[_Row | DataError]:
+    """Yield where each line with text is, and its cells, or its error."""
+    return (row if isinstance(row, DataError) else _split(row) for row in _lines(text))
+
+
+def csv_rows(text: PairsFile) -> Iterator[_Row | DataError]:
+    """Yield where each record of a CSV file is, and its cells, or its error."""
     with open_decompressed(text.pairs) as stream:
         lines = (line.decode("utf-8", "surrogateescape") for line in stream)
         first = next(lines, "").removeprefix("\ufeff")
         delimiter = max(",;\t", key=first.count)
         rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
-        yield from _columns(_csv_rows(rows, str(text.pairs)), text)
+        yield from _csv_rows(rows, str(text.pairs))
+
+
+def columns_in(rows: Iterable[_Row | DataError], text: PairsFile) -> str:
+    """Return which columns of a table hold the pairs; nothing if it has no others."""
+    where, cells = next((row for row in rows if not isinstance(row, DataError)), ("", ()))
+    if len(cells) <= 2:
+        return ""
+    (source, target), _ = _chosen_columns(where, cells, text)
+    return f", columns {source + 1} and {target + 1} of {len(cells)}"
 
 
 def read_json_lines(text: PairsFile) -> Iterator[Record]:
