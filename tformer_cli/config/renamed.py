@@ -1,6 +1,7 @@
 """Former names of configuration keys: files, overrides and stored settings may still use them."""
 
 import dataclasses
+import functools
 import re
 import typing
 import warnings
@@ -98,6 +99,7 @@ def _with_text(
     return yaml.ScalarNode(node.tag, text, node.start_mark, node.end_mark, node.style)
 
 
+@functools.lru_cache(maxsize=1024)
 def _enter_path(path: str) -> tuple[str, list[Any]]:
     """Return a key path under its current name, and the annotations of its value."""
     keys: list[str] = []
@@ -113,13 +115,22 @@ def _enter(hints: Iterable[Any], key: str) -> tuple[str, list[Any]]:
     below: dict[str, list[Any]] = {}
     for member in (member for hint in hints for member in members(hint)):
         if dataclasses.is_dataclass(member):
-            for name, hint in annotations(typing.cast(type, member)).items():
-                if name == key or any(former.key == key for former in _formers(hint)):
-                    below.setdefault(name, []).append(hint)
+            for name, hint in _fields_named(typing.cast(type, member), key):
+                below.setdefault(name, []).append(hint)
         elif typing.get_origin(member) in (dict, tuple):
             below.setdefault(key, []).append(item_hint(member, 0))
     name = key if key in below or not below else next(iter(below))
     return name, below.get(name, [])
+
+
+@functools.cache
+def _fields_named(section: type, key: str) -> list[tuple[str, Any]]:
+    """Return the name and the annotation of each key of a section that has or had a name."""
+    return [
+        (name, hint)
+        for name, hint in annotations(section).items()
+        if name == key or any(former.key == key for former in _formers(hint))
+    ]
 
 
 def _current_value(value: str, hints: Iterable[Any]) -> str:
