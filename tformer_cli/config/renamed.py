@@ -115,7 +115,8 @@ def _enter(hints: Iterable[Any], key: str) -> tuple[str, list[Any]]:
     below: dict[str, list[Any]] = {}
     for member in (member for hint in hints for member in members(hint)):
         if dataclasses.is_dataclass(member):
-            for name, hint in _fields_named(typing.cast(type, member), key):
+            named = _keys_by_name(typing.cast(type, member)).get(key, {})
+            for name, hint in named.items():
                 below.setdefault(name, []).append(hint)
         elif typing.get_origin(member) in (dict, tuple):
             below.setdefault(key, []).append(item_hint(member, 0))
@@ -124,13 +125,14 @@ def _enter(hints: Iterable[Any], key: str) -> tuple[str, list[Any]]:
 
 
 @functools.cache
-def _fields_named(section: type, key: str) -> list[tuple[str, Any]]:
-    """Return the name and the annotation of each key of a section that has or had a name."""
-    return [
-        (name, hint)
-        for name, hint in annotations(section).items()
-        if name == key or any(former.key == key for former in _formers(hint))
-    ]
+def _keys_by_name(section: type) -> dict[str, dict[str, Any]]:
+    """Return by every name, current or former, the annotations of the keys that have or had it."""
+    keys: dict[str, dict[str, Any]] = {}
+    for name, hint in annotations(section).items():
+        formers = [former.key for former in _formers(hint) if former.key is not None]
+        for each in (name, *formers):
+            keys.setdefault(each, {})[name] = hint
+    return keys
 
 
 def _current_value(value: str, hints: Iterable[Any]) -> str:
