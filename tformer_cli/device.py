@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.torch_version import TorchVersion
 
-from tformer_cli.errors import DeviceError
+from tformer_cli.errors import DeviceError, Problem, TformerError
 from tformer_cli.process import num_cores, trim_allocator
 
 PRECISIONS = {
@@ -221,18 +221,29 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+class suppress_out_of_memory:
+    """Suppress running out of memory, as `contextlib.suppress` does with errors.
+
+    After the block, the traceback no longer keeps tensors alive.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return error is not None and is_out_of_memory(error)
+
+
 @contextlib.contextmanager
-def memory_errors(device: torch.device) -> Iterator[None]:
-    """Raise DeviceError where a model does not fit into the memory of a device."""
+def out_of_memory_as(error: type[TformerError], problem: Problem) -> Iterator[None]:
+    """Raise an error of a problem where memory runs out."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+    except (RuntimeError, MemoryError) as cause:
+        if not is_out_of_memory(cause):
             raise
-        what = "not enough memory for the model"
-        remedy = "free some, or use another `device`"
-        got = str(error).partition("\n")[0] or None
-        raise DeviceError(str(device), what, got=got, remedy=remedy) from error
+        got = str(cause).partition("\n")[0] or None
+        raise error(problem.where, problem.what, got=got, remedy=problem.remedy) from cause
 
 
 def empty_cache(device: torch.device) -> None:

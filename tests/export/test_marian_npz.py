@@ -171,3 +171,12 @@ def test_a_training_starts_from_it(folder):
     mask = torch.ones_like(source, dtype=torch.bool)
     model.hidden_states(source, mask, source, torch.arange(3)).sum().backward()
     assert all(weight.grad is not None for weight in model.encoder.parameters())
+
+
+def test_a_norm_of_the_embeddings_is_refused():
+    ours = model_of("all")
+    model = replace(ours.config.model, embedding_norm=True)
+    problems = MarianNpzFormat().unsupported(
+        replace(ours, config=replace(ours.config, model=model))
+    )
+    assert [problem.where for problem in problems] == ["model.embedding_norm"]

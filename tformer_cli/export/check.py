@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +125,23 @@ def cpu_engine(trained: TrainedModel) -> NativeEngine:
     """Return our own engine of a model, on the CPU."""
     tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
     return NativeEngine(trained.model, tokens, device=torch.device("cpu"))
+
+
+class ImportedFormat(Format):
+    """A format that is checked by our own import of the written folder.
+
+    The beam search of its program ends by another rule than ours, so greedy search is compared.
+    """
+
+    @abstractmethod
+    def read(self, folder: Path) -> TrainedModel:
+        """Return the model of a written folder."""
+
+    def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
+        return cpu_engine(self.read(folder))
+
+    def searches(self, max_length: int) -> list[DecodingConfig]:
+        return [GreedyConfig(max_length=max_length)]
 
 
 def check_export(

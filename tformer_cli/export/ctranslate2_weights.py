@@ -35,11 +35,14 @@ from tformer_cli.export.marian_weights import (
     TARGET,
     Weights,
     interleave,
+    rows_of,
 )
+from tformer_cli.export.plain import in_languages
 from tformer_cli.model.blocks.bias import RelativeBias, SumOfBiases
-from tformer_cli.model.build import SkipRandomInit, build_model
+from tformer_cli.model.build import build_model, build_with_weights
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.layers import Stack
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.checkpoint import check_finite
 from tformer_cli.storage.run_directory import EXPORT_FILE, RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, find_model
@@ -255,8 +258,7 @@ class Reader:
 
     def _table(self, name: str, ids: Tensor) -> Tensor:
         """Return a row for each of our tokens, zeros for those that they do not have."""
-        rows = self._ordered(self._tensor(name), 1)[ids.clamp(min=0)]
-        return torch.where(ids[:, None] < 0, 0.0, rows)
+        return rows_of(self._ordered(self._tensor(name), 1), ids)
 
     def _tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         actual = self.stored.shape(name)
@@ -283,12 +285,7 @@ def read_ctranslate2(
     run = RunDirectory(folder)
     read = _read_export if run.config_file.is_file() else _read_foreign
     trained = read(folder, StoredModel(folder / EXPORT_FILE))
-    data = replace(
-        trained.config.data,
-        source_language=source_language or trained.config.data.source_language,
-        target_language=target_language or trained.config.data.target_language,
-    )
-    return replace(trained, config=replace(trained.config, data=data))
+    return in_languages(trained, source_language, target_language)
 
 
 def _read_export(folder: Path, stored: StoredModel) -> TrainedModel:
@@ -376,7 +373,7 @@ def _start_id(folder: Path, stored: StoredModel, tokens: Sequence[str]) -> int:
 
 def _model(
     stored: StoredModel, layout: Layout, tokenizers: Tokenizers, ids: Sequence[Tensor]
-) -> EncoderDecoder:
+) -> Seq2Seq:
     sizes = {"source_size": tokenizers.source.size, "target_size": tokenizers.target.size}
     for side, count in zip(
         SIDES, (layout.config.num_encoder_layers, layout.config.num_decoder_layers), strict=True
@@ -388,10 +385,4 @@ def _model(
     assert isinstance(shapes, EncoderDecoder)
     weights = Reader(stored, layout, shapes).weights(ids)
     check_finite(stored.file, weights, CONVERT_AGAIN)
-    with SkipRandomInit():
-        model = build_model(layout.config, **sizes, seed=0)
-    assert isinstance(model, EncoderDecoder)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    return model.eval()
+    return build_with_weights(layout.config, weights, **sizes)

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import M2MConfig
 from tformer_cli.errors import Problem
-from tformer_cli.export.check import cpu_engine
+from tformer_cli.export.check import ImportedFormat
 from tformer_cli.export.converted import within_positions
-from tformer_cli.export.format import Format, example_languages, filled
+from tformer_cli.export.format import example_languages, filled
 from tformer_cli.export.m2m_settings import (
     SENTENCEPIECE_FILE,
     VOCABULARY_FILE,
@@ -33,7 +32,7 @@ from tformer_cli.export.m2m_settings import (
     read_shape,
     search_settings,
 )
-from tformer_cli.export.marian import check_files, layer_shapes
+from tformer_cli.export.marian import check_files, check_layers
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
     SEARCH_FILE,
@@ -54,17 +53,16 @@ from tformer_cli.export.marian_weights import (
     check_weights,
     deinterleave,
     interleave,
+    our_weights,
     read_weights,
     table_names,
     weight_names,
     weights_file,
+    write_weights,
 )
-from tformer_cli.model.build import build_model
+from tformer_cli.model.build import build_with_weights
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.native_engine import NativeEngine
-from tformer_cli.storage.atomic import atomic_write, write_json
-from tformer_cli.storage.checkpoint import save_tensors
-from tformer_cli.storage.run_directory import MODEL_FILE
+from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.m2m import OUR_IDS, M2MTokenizer, m2m_file
 from tformer_cli.text.normalizer import Normalizer
@@ -79,12 +77,8 @@ EMBEDDING_NORMS = {"embeddings.norm": "layernorm_embedding"}
 POSITIONS = {f"{x}.embeddings.positions.weight": f"model.{x}.embed_positions.weight" for x in SIDES}
 
 
-class M2MFormat(Format):
-    """A folder that transformers loads, of a run that was imported from one.
-
-    Its beam search ends by another rule than ours, so greedy search is compared, with the folder
-    read back by our own import.
-    """
+class M2MFormat(ImportedFormat):
+    """A folder that transformers loads, of a run that was imported from one."""
 
     program: ClassVar = "transformers"
 
@@ -107,11 +101,8 @@ class M2MFormat(Format):
         config, tokenizer = trained.config, trained.tokenizers.target
         assert isinstance(config.model, EncoderDecoderConfig)
         assert isinstance(tokenizer, M2MTokenizer)
-        named = trained.model.named_parameters(remove_duplicate=False)
-        ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
-        weights = to_theirs(ours, their_ids(tokenizer), config.model)
-        with atomic_write(folder / MODEL_FILE) as temporary:
-            save_tensors(weights, temporary, {"format": "pt"})
+        ours = our_weights(trained.model)
+        write_weights(folder, to_theirs(ours, their_ids(tokenizer), config.model))
         size = len(tokenizer.vocabulary)
         write_json(folder / SETTINGS_FILE, config_json(config, size))
         write_json(folder / SEARCH_FILE, search_settings(config, tokenizer.vocabulary))
@@ -121,11 +112,8 @@ class M2MFormat(Format):
             write_json(folder / VOCABULARY_FILE, tokenizer.subwords())
         (folder / SENTENCEPIECE_FILE).write_bytes(tokenizer.model)
 
-    def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        return cpu_engine(read_m2m(folder))
-
-    def searches(self, max_length: int) -> list[DecodingConfig]:
-        return [GreedyConfig(max_length=max_length)]
+    def read(self, folder: Path) -> TrainedModel:
+        return read_m2m(folder)
 
     def example(self, trained: TrainedModel, line: str) -> str:
         source, target = example_languages(trained.config.data)
@@ -176,17 +164,12 @@ def _model(file: Path, shape: Shape, tokenizer: M2MTokenizer) -> Seq2Seq:
     if LOGITS_BIAS in stored and config.embedding_norm:
         expected[LOGITS_BIAS] = 1, shape.size
     check_weights(file, {name: stored[name] for name in expected if name in stored}, expected)
-    sizes = tokenizer.size, tokenizer.size
-    shapes = layer_shapes(config, sizes, len(stored), settings=file.with_name(SETTINGS_FILE))
-    inner = {theirs: shapes[ours] for ours, theirs, _ in _names(config)}
-    outside = OUTSIDE - inner.keys() | {f"{name}s" for name in POSITIONS.values()}
-    check_weights(file, {x: stored[x] for x in stored.keys() - outside}, inner)
-    weights = to_ours(stored, their_ids(tokenizer), tokenizer.size, config)
-    model = build_model(config, source_size=sizes[0], target_size=sizes[1], seed=0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    return model.eval()
+    size = tokenizer.size
+    names = {ours: theirs for ours, theirs, _ in _names(config)}
+    outside = OUTSIDE - {*names.values()} | {f"{name}s" for name in POSITIONS.values()}
+    check_layers(file, stored, names, outside, config, (size, size))
+    weights = to_ours(stored, their_ids(tokenizer), size, config)
+    return build_with_weights(config, weights, source_size=size, target_size=size)
 
 
 def their_ids(tokenizer: M2MTokenizer) -> Tensor:
@@ -215,7 +198,7 @@ def to_theirs(ours: Mapping[str, Tensor], ids: Tensor, config: EncoderDecoderCon
     weights[SHARED] = deinterleave(ours[TARGET][ids], _axis(config, 1))
     if config.embedding_norm:
         weights[LOGITS_BIAS] = ours[BIAS][ids][None]
-    return {name: weight.contiguous() for name, weight in weights.items()}
+    return weights
 
 
 def _axis(config: EncoderDecoderConfig, axis: int | None) -> int | None:

@@ -17,13 +17,13 @@ from tformer_cli.errors import CheckpointError, Problem, UsageError
 from tformer_cli.export.marian_settings import (
     DROPOUTS,
     LANGUAGES_FILE,
+    OUR_ACTIVATIONS,
     RESTORE,
     SETTINGS_FILE,
     SIZES,
     THEIR_ACTIVATIONS,
     Settings,
     json_object,
-    read_activation,
     read_sizes,
     search_limits,
 )
@@ -96,7 +96,7 @@ def read_shape(file: Path) -> Shape:
     model = EncoderDecoderConfig(
         **read_sizes(settings),  # type: ignore[arg-type]
         **{ours: settings.take(theirs, float) for theirs, ours in DROPOUTS.items()},  # type: ignore[arg-type]
-        activation=read_activation(settings),
+        activation=settings.choose("activation_function", OUR_ACTIVATIONS),
         norm_epsilon=1e-5,
         positions=SinusoidalPositions(frequencies="tensor2tensor", offset=OFFSET)
         if kind == "m2m_100"

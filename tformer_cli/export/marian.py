@@ -6,7 +6,7 @@ that is spelled like a special token, or begins with a language code (`>>de<<`),
 Marian and is plain text to us; all other text has the same ids.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
-from tformer_cli.export.check import cpu_engine
-from tformer_cli.export.format import Format, filled
+from tformer_cli.export.check import ImportedFormat
+from tformer_cli.export.format import filled
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
     OUR_IDS,
@@ -43,19 +42,18 @@ from tformer_cli.export.marian_weights import (
     OUTSIDE,
     SOURCE,
     check_weights,
+    our_weights,
     read_weights,
     table_names,
     to_ours,
     to_theirs,
     weight_names,
     weights_file,
+    write_weights,
 )
-from tformer_cli.model.build import build_model
+from tformer_cli.model.build import build_model, build_with_weights
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.native_engine import NativeEngine
-from tformer_cli.storage.atomic import atomic_write, write_json
-from tformer_cli.storage.checkpoint import save_tensors
-from tformer_cli.storage.run_directory import MODEL_FILE
+from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import MarianTokenizer, marian_file
@@ -67,12 +65,8 @@ VOCABULARY_FILE, TARGET_VOCABULARY_FILE = "vocab.json", "target_vocab.json"
 PIECES_FILES = "source.spm", "target.spm"
 
 
-class MarianFormat(Format):
-    """A folder that transformers loads.
-
-    Its beam search ends by another rule than ours, so greedy search is compared, with the folder
-    read back by our own import.
-    """
+class MarianFormat(ImportedFormat):
+    """A folder that transformers loads."""
 
     program: ClassVar = "transformers"
 
@@ -83,12 +77,8 @@ class MarianFormat(Format):
         config, tokenizers = trained.config, trained.tokenizers
         assert isinstance(config.model, EncoderDecoderConfig)
         source, target = map(vocabulary, (tokenizers.source, tokenizers.target))
-        named = trained.model.named_parameters(remove_duplicate=False)
-        ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
-        weights = to_theirs(ours, tokenizers.target.suppressed_ids, config.model)
-        # Files of safetensors are private to their owner; those of `atomic_write` are not.
-        with atomic_write(folder / MODEL_FILE) as temporary:
-            save_tensors(weights, temporary, {"format": "pt"})
+        suppressed = tokenizers.target.suppressed_ids
+        write_weights(folder, to_theirs(our_weights(trained.model), suppressed, config.model))
         write_json(folder / SETTINGS_FILE, config_json(config, len(source), len(target)))
         write_json(folder / SEARCH_FILE, search_settings(config))
         write_json(folder / LANGUAGES_FILE, language_settings(config))
@@ -100,11 +90,8 @@ class MarianFormat(Format):
             content = side.model if isinstance(side, MarianTokenizer) else side.content
             (folder / name).write_bytes(content)
 
-    def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        return cpu_engine(read_marian(folder))
-
-    def searches(self, max_length: int) -> list[DecodingConfig]:
-        return [GreedyConfig(max_length=max_length)]
+    def read(self, folder: Path) -> TrainedModel:
+        return read_marian(folder)
 
     def example(self, trained: TrainedModel, line: str) -> str:
         return filled("marian.py.txt", line=repr(line))
@@ -233,11 +220,23 @@ def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
         tables[LOGITS_BIAS] = 1, shape.target_size
     check_weights(file, {name: stored[name] for name in tables if name in stored}, tables)
     sizes = source.tokenizer.size, target.tokenizer.size
-    shapes = layer_shapes(config, sizes, len(stored), settings=file.with_name(SETTINGS_FILE))
-    layers = {theirs: shapes[ours] for ours, theirs, _ in weight_names(config)}
-    inside = {name: weight for name, weight in stored.items() if name not in OUTSIDE}
-    check_weights(file, inside, layers)
+    names = {ours: theirs for ours, theirs, _ in weight_names(config)}
+    check_layers(file, stored, names, OUTSIDE, config, sizes)
     return model_of(stored, shape, source, target)
+
+
+def check_layers(
+    file: Path,
+    stored: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    outside: Container[str],
+    config: EncoderDecoderConfig,
+    sizes: tuple[int, int],
+) -> None:
+    """Check the weights of a file, those `outside` excepted; `names` are theirs by ours."""
+    shapes = layer_shapes(config, sizes, len(stored), settings=file.with_name(SETTINGS_FILE))
+    inside = {name: weight for name, weight in stored.items() if name not in outside}
+    check_weights(file, inside, {theirs: shapes[ours] for ours, theirs in names.items()})
 
 
 def layer_shapes(
@@ -260,11 +259,6 @@ def layer_shapes(
 
 def model_of(stored: Mapping[str, Tensor], shape: Shape, source: Side, target: Side) -> Seq2Seq:
     """Return our model of Marian's weights, by the names that transformers has for them."""
-    config = shape.model
+    weights = to_ours(stored, source.ids, target.ids, shape.model, is_scaled=shape.is_scaled)
     sizes = {"source_size": source.tokenizer.size, "target_size": target.tokenizer.size}
-    model = build_model(config, **sizes, seed=0)
-    weights = to_ours(stored, source.ids, target.ids, config, is_scaled=shape.is_scaled)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    return model.eval()
+    return build_with_weights(shape.model, weights, **sizes)

@@ -15,12 +15,11 @@ import torch
 import yaml
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, Problem
-from tformer_cli.export.check import cpu_engine
-from tformer_cli.export.format import Format, filled
+from tformer_cli.export.check import ImportedFormat
+from tformer_cli.export.format import filled
 from tformer_cli.export.marian import PIECES_FILES, Side, layer_shapes, model_of, vocabulary
 from tformer_cli.export.marian_npz_settings import (
     ACTIVATIONS,
@@ -48,9 +47,9 @@ from tformer_cli.export.marian_weights import (
     LOGITS_BIAS,
     SOURCE_EMBEDDINGS,
     check_weights,
+    our_weights,
     to_theirs,
 )
-from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.normalizer import Normalizer
@@ -64,8 +63,8 @@ VOCABULARY_MODEL = "vocab.spm"
 REQUIRED = SPECIAL_TOKENS[EOS_ID], SPECIAL_TOKENS[UNK_ID]
 
 
-class MarianNpzFormat(Format):
-    """A folder that marian-decoder loads, checked by our own import of it."""
+class MarianNpzFormat(ImportedFormat):
+    """A folder that marian-decoder loads."""
 
     program: ClassVar = "Marian"
 
@@ -80,9 +79,7 @@ class MarianNpzFormat(Format):
         for side in sides:
             for name, content in side.files.items():
                 (folder / name).write_bytes(content)
-        named = trained.model.named_parameters(remove_duplicate=False)
-        ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
-        ours = start_from_zero(ours, config)
+        ours = start_from_zero(our_weights(trained.model), config)
         suppressed = tokenizers.target.suppressed_ids
         weights = to_theirs(ours, suppressed, replace(config, output_bias=True))
         source, target = (_rows(*pair) for pair in zip(both, sides, strict=True))
@@ -99,11 +96,8 @@ class MarianNpzFormat(Format):
         decoder = decoder_settings(names, trained.config.decoding)
         write_text(folder / DECODER_FILE, yaml.safe_dump(decoder, sort_keys=False))
 
-    def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        return cpu_engine(read_marian_npz(folder))
-
-    def searches(self, max_length: int) -> list[DecodingConfig]:
-        return [GreedyConfig(max_length=max_length)]
+    def read(self, folder: Path) -> TrainedModel:
+        return read_marian_npz(folder)
 
     def example(self, trained: TrainedModel, line: str) -> str:
         source = trained.tokenizers.source

@@ -13,6 +13,7 @@ import yaml
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig, SinusoidalPositions
 from tformer_cli.errors import CheckpointError, Problem
+from tformer_cli.export import marian_settings
 from tformer_cli.export.marian_settings import RESTORE, Settings, json_object
 from tformer_cli.storage.atomic import check_regular
 
@@ -22,17 +23,12 @@ MODEL_SETTINGS = "special:model.yml"
 
 # Values of our keys in every model that Marian computes as we do. In its pre-norm decoders keys and
 # values are not normalized (`DecoderLayerSelfAttention` of its transformer.h).
-FIXED: dict[str, Any] = {
-    "norm": "layer",
-    "norm_position": "post",
+FIXED = marian_settings.FIXED | {
     "norm_epsilon": 1e-6,
     "positions": SinusoidalPositions(frequencies="tensor2tensor"),
-    "num_kv_heads": None,
-    "latent": None,
-    "sliding_window": None,
-    "qk_norm": False,
-    "source_eos": True,
 }
+# Where ours are missing, zeros are written.
+del FIXED["bias"]
 # Values of Marian's options in them.
 OPTIONS: dict[str, Any] = {
     "type": "transformer",
@@ -88,16 +84,13 @@ def read_model_settings(file: Path, content: bytes) -> EncoderDecoderConfig:
     for key, expected in OPTIONS.items():
         if (got := settings.values.get(key, expected)) != expected:
             settings.note(Problem(key, f"must be {json.dumps(expected)}", json.dumps(got)))
-    activation = settings.take("transformer-ffn-activation", str)
-    if activation not in ACTIVATIONS:
-        rule = f"must be one of {', '.join(ACTIVATIONS)}"
-        settings.note(Problem("transformer-ffn-activation", rule, activation))
+    activation = settings.choose("transformer-ffn-activation", ACTIVATIONS)
     settings.values = dict.fromkeys(TYINGS, False) | settings.values
     output, sources, everything = (settings.take(key, bool) for key in TYINGS)
     is_tied = output or everything
     config = EncoderDecoderConfig(
         **{ours: settings.take(theirs, int) for theirs, ours in SIZES.items()},  # type: ignore[arg-type]
-        activation=ACTIVATIONS.get(activation, "relu"),  # type: ignore[arg-type]
+        activation=activation,
         tie_embeddings="none" if not is_tied else "all" if everything or sources else "output",
         output_bias=True,
         **FIXED,

@@ -232,6 +232,13 @@ class Settings:
         self.note(Problem(key, f"must be {KINDS[kind]}", got))
         return kind()
 
+    def choose(self, key: str, choices: Mapping[str, Any]) -> Any:
+        """Return what a value stands for; note an unknown one, and return the first of all."""
+        value = self.take(key, str)
+        if value not in choices:
+            self.note(Problem(key, f"must be one of {', '.join(choices)}", value))
+        return choices.get(value, next(iter(choices.values())))
+
     def note(self, problem: Problem) -> None:
         """Note a problem of a key."""
         self.problems.append(replace(problem, where=f"{self.file}: {problem.where}"))
@@ -257,7 +264,7 @@ def read_shape(file: Path) -> Shape:
     model = EncoderDecoderConfig(
         **read_sizes(settings),  # type: ignore[arg-type]
         **{ours: settings.take(theirs, float) for theirs, ours in DROPOUTS.items()},  # type: ignore[arg-type]
-        activation=read_activation(settings),
+        activation=settings.choose("activation_function", OUR_ACTIVATIONS),
         tie_embeddings="none" if not is_tied else "all" if is_shared else "output",
         output_bias=True,
         **FIXED,
@@ -284,15 +291,6 @@ def read_sizes(settings: Settings) -> dict[str, int]:
             rule = f"must be {sizes[ours]}, as {key.replace('decoder', 'encoder')}"
             settings.note(Problem(key, rule, str(size)))
     return sizes
-
-
-def read_activation(settings: Settings) -> Any:
-    """Return our activation; a problem is noted."""
-    activation = settings.take("activation_function", str)
-    if activation not in OUR_ACTIVATIONS:
-        rule = f"must be one of {', '.join(OUR_ACTIVATIONS)}"
-        settings.note(Problem("activation_function", rule, activation))
-    return OUR_ACTIVATIONS.get(activation, "relu")
 
 
 def read_languages(file: Path) -> Languages:

@@ -21,7 +21,9 @@ from torch import Tensor
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.export.marian_settings import OUR_IDS, RESTORE, SETTINGS_FILE, json_object
-from tformer_cli.storage.checkpoint import check_dtypes, check_finite, read_tensors
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.storage.atomic import atomic_write
+from tformer_cli.storage.checkpoint import check_dtypes, check_finite, read_tensors, save_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 
@@ -140,7 +142,7 @@ def to_theirs(
     bias = ours[BIAS].clone() if config.output_bias else torch.zeros(len(ours[OUTPUT]))
     bias[list(suppressed_ids)] = SUPPRESSED
     weights[LOGITS_BIAS] = bias[None, shared_ids(len(bias))]
-    return {name: weight.contiguous() for name, weight in weights.items()}
+    return weights
 
 
 def shared_ids(size: int) -> Tensor:
@@ -183,6 +185,25 @@ def deinterleave(weight: Tensor, axis: int | None) -> Tensor:
         return weight
     order = torch.arange(weight.shape[axis]).view(-1, 2).t().flatten()
     return weight.index_select(axis, order)
+
+
+def our_weights(model: Seq2Seq) -> Weights:
+    """Return our weights on the CPU in float32, shared ones under each of their names."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
+
+
+def rows_of(table: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows (n, D) of a table that ids (n,) name, zeros where an id is -1."""
+    return torch.where(ids[:, None] < 0, 0.0, table[ids.clamp(min=0)])
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write the weights file of a folder."""
+    contiguous = {name: weight.contiguous() for name, weight in weights.items()}
+    # Files of safetensors are private to their owner; those of `atomic_write` are not.
+    with atomic_write(folder / MODEL_FILE) as temporary:
+        save_tensors(contiguous, temporary, {"format": "pt"})
 
 
 def weights_file(folder: Path) -> Path:

@@ -106,10 +106,16 @@ def read_plain_folder(
             remedy = "name a folder that `tformer export --format safetensors` has written"
             raise CheckpointError(str(part), "no such file", remedy=remedy)
     trained = load_trained_model(run)
-    config = portable_config(trained.config)
+    trained = replace(trained, config=portable_config(trained.config))
+    return in_languages(trained, source_language, target_language)
+
+
+def in_languages(trained: TrainedModel, source: str | None, target: str | None) -> TrainedModel:
+    """Return a model whose languages are called otherwise; None leaves a name as it is."""
+    data = trained.config.data
     data = replace(
-        config.data,
-        source_language=source_language or config.data.source_language,
-        target_language=target_language or config.data.target_language,
+        data,
+        source_language=source or data.source_language,
+        target_language=target or data.target_language,
     )
-    return replace(trained, config=replace(config, data=data))
+    return replace(trained, config=replace(trained.config, data=data))

@@ -12,16 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, target_token
-from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig, T5Positions
 from tformer_cli.config.schema.tokenizer import T5TokenizerConfig
 from tformer_cli.errors import CheckpointError, Problem, UsageError
-from tformer_cli.export.check import cpu_engine
-from tformer_cli.export.format import Format, filled
+from tformer_cli.export.check import ImportedFormat
+from tformer_cli.export.format import filled
 from tformer_cli.export.marian import check_files
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
@@ -32,15 +29,18 @@ from tformer_cli.export.marian_settings import (
     data_config,
     json_object,
     read_search,
+    search_limits,
     shown,
 )
-from tformer_cli.export.marian_weights import read_weights, weights_file
+from tformer_cli.export.marian_weights import (
+    our_weights,
+    read_weights,
+    weights_file,
+    write_weights,
+)
 from tformer_cli.export.t5_weights import OUTPUT_PROJECTION, output_projection, to_ours, to_theirs
-from tformer_cli.model.build import SkipRandomInit, build_model
-from tformer_cli.search.native_engine import NativeEngine
-from tformer_cli.storage.atomic import atomic_write, write_json
-from tformer_cli.storage.checkpoint import save_tensors
-from tformer_cli.storage.run_directory import MODEL_FILE
+from tformer_cli.model.build import build_with_weights
+from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import sentencepiece_processor
 from tformer_cli.text.t5 import (
@@ -116,12 +116,8 @@ SPECIAL_KEYS = {
 }
 
 
-class T5Format(Format):
-    """A folder that transformers loads as T5ForConditionalGeneration, also of an mT5.
-
-    Its beam search ends by another rule than ours, so greedy search is compared, with the folder
-    read back by our own import.
-    """
+class T5Format(ImportedFormat):
+    """A folder that transformers loads as T5ForConditionalGeneration, also of an mT5."""
 
     program: ClassVar = "transformers"
 
@@ -132,20 +128,15 @@ class T5Format(Format):
         tokenizer, model = trained.tokenizers.source, trained.config.model
         assert isinstance(tokenizer, T5Tokenizer)
         assert isinstance(model, EncoderDecoderConfig)
-        named = trained.model.named_parameters(remove_duplicate=False)
-        ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
-        with atomic_write(folder / MODEL_FILE) as temporary:
-            save_tensors(to_theirs(ours, tokenizer, model), temporary, {"format": "pt"})
+        write_weights(folder, to_theirs(our_weights(trained.model), tokenizer, model))
         write_json(folder / SETTINGS_FILE, config_json(trained.config, model, tokenizer))
-        write_json(folder / SEARCH_FILE, search_json(trained.config.decoding, tokenizer))
+        search = _special_ids(tokenizer) | {"min_new_tokens": 1} | search_limits(trained.config)
+        write_json(folder / SEARCH_FILE, search)
         write_json(folder / LANGUAGES_FILE, tokenizer_json(tokenizer))
         (folder / PIECES_FILE).write_bytes(tokenizer.model)
 
-    def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        return cpu_engine(read_t5(folder))
-
-    def searches(self, max_length: int) -> list[DecodingConfig]:
-        return [GreedyConfig(max_length=max_length)]
+    def read(self, folder: Path) -> TrainedModel:
+        return read_t5(folder)
 
     def example(self, trained: TrainedModel, line: str) -> str:
         data = trained.config.data
@@ -210,15 +201,6 @@ def config_json(
     }
 
 
-def search_json(search: DecodingConfig, tokenizer: T5Tokenizer) -> dict[str, Any]:
-    """Return the content of generation_config.json: the run's search, as far as T5 has it."""
-    beam: dict[str, Any] = {"num_beams": 1}
-    if isinstance(search, BeamConfig):
-        beam = {"num_beams": search.beam_size, "length_penalty": search.length_penalty}
-    lengths = {"min_new_tokens": 1, "max_new_tokens": search.max_length}
-    return _special_ids(tokenizer) | lengths | beam
-
-
 def tokenizer_json(tokenizer: T5Tokenizer) -> dict[str, Any]:
     """Return the content of tokenizer_config.json."""
     processor = sentencepiece_processor(tokenizer.model, PIECES_FILE, RESTORE)
@@ -260,12 +242,8 @@ def read_t5(
     config = replace(config, tie_embeddings="inputs" if output == OUTPUT_PROJECTION else "all")
     tokenizer = _tokenizer(folder / pieces_file, settings, num_rows)
     weights = to_ours(file, stored, tokenizer, config)
-    with SkipRandomInit():
-        size = tokenizer.size
-        model = build_model(config, source_size=size, target_size=size, seed=0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+    size = tokenizer.size
+    model = build_with_weights(config, weights, source_size=size, target_size=size)
     source, prefixes = read_prefixes(settings.values, tokenizer)
     whole = Config(
         data=_data(source_language or source, target_language, prefixes),
@@ -274,7 +252,7 @@ def read_t5(
         decoding=read_search(folder / SEARCH_FILE),
     )
     tokenizers = Tokenizers(tokenizer, tokenizer, shared=True)
-    return TrainedModel(whole, tokenizers, model.eval(), step=0)
+    return TrainedModel(whole, tokenizers, model, step=0)
 
 
 def _settings(file: Path) -> Settings:
@@ -293,15 +271,12 @@ def _settings(file: Path) -> Settings:
 def _network(settings: Settings) -> EncoderDecoderConfig:
     """Return our network, its ties excepted; problems are noted."""
     sizes: dict[str, Any] = {ours: settings.take(theirs, int) for theirs, ours in SIZES.items()}
-    projection = settings.take("feed_forward_proj", str)
-    if projection not in ACTIVATIONS:
-        rule = f"must be one of {', '.join(ACTIVATIONS)}"
-        settings.note(Problem("feed_forward_proj", rule, projection))
+    activation = settings.choose("feed_forward_proj", ACTIVATIONS)
     is_scaled = settings.take("scale_decoder_outputs", bool)
     return EncoderDecoderConfig(
         **sizes,
         **FIXED,
-        activation=ACTIVATIONS.get(projection, "relu"),  # type: ignore[arg-type]
+        activation=activation,
         positions=T5Positions(
             num_buckets=settings.take("relative_attention_num_buckets", int),
             max_distance=settings.take("relative_attention_max_distance", int),

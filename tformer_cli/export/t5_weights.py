@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.marian import layer_shapes
-from tformer_cli.export.marian_settings import RESTORE, SETTINGS_FILE
+from tformer_cli.export.marian import check_layers
+from tformer_cli.export.marian_settings import RESTORE
 from tformer_cli.export.marian_weights import (
     ABSENT,
     BIAS,
@@ -22,6 +22,7 @@ from tformer_cli.export.marian_weights import (
     TARGET,
     Weights,
     check_weights,
+    rows_of,
 )
 from tformer_cli.text.t5 import T5Tokenizer
 
@@ -89,18 +90,15 @@ def to_ours(
     Raises:
         CheckpointError: they are not those of the config.
     """
-    sizes = tokenizer.size, tokenizer.size
-    shapes = layer_shapes(config, sizes, len(stored), settings=file.with_name(SETTINGS_FILE))
     names = dict(weight_names(config))
-    others = {*EMBEDDINGS, OUTPUT_PROJECTION, UNUSED}
-    inside = {name: weight for name, weight in stored.items() if name not in others}
-    check_weights(file, inside, {theirs: shapes[ours] for ours, theirs in names.items()})
+    outside = {*EMBEDDINGS, OUTPUT_PROJECTION, UNUSED}
+    check_layers(file, stored, names, outside, config, (tokenizer.size, tokenizer.size))
     weights = {ours: stored[theirs] for ours, theirs in names.items()}
     rows = torch.tensor(tokenizer.rows)
     embeddings = next(stored[name] for name in EMBEDDINGS if name in stored)
     output = embeddings if config.tie_embeddings == "all" else stored[OUTPUT_PROJECTION]
-    weights[SOURCE] = weights[TARGET] = _rows(embeddings, rows)
-    weights[OUTPUT] = _rows(output, rows)
+    weights[SOURCE] = weights[TARGET] = rows_of(embeddings, rows)
+    weights[OUTPUT] = rows_of(output, rows)
     weights[BIAS] = torch.where(rows < 0, ABSENT, 0.0)
     return weights
 
@@ -114,9 +112,4 @@ def to_theirs(
     weights[SHARED] = ours[TARGET][ids]
     if config.tie_embeddings != "all":
         weights[OUTPUT_PROJECTION] = ours[OUTPUT][ids]
-    return {name: weight.contiguous() for name, weight in weights.items()}
-
-
-def _rows(table: Tensor, rows: Tensor) -> Tensor:
-    """Return a row for each of our tokens, zeros for those that T5 does not have."""
-    return torch.where(rows[:, None] < 0, 0.0, table[rows.clamp(min=0)])
+    return weights

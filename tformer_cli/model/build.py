@@ -1,6 +1,6 @@
 """Build a network from a config, and initialize its weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -69,6 +69,18 @@ def build_model(config: ModelConfig, *, source_size: int, target_size: int, seed
     network = build_network(config, source_size=source_size, target_size=target_size, seed=seed)
     assert isinstance(network, Seq2Seq), f"{config.kind} does not translate"
     return network
+
+
+def build_with_weights(
+    config: ModelConfig, weights: Mapping[str, Tensor], *, source_size: int, target_size: int
+) -> Seq2Seq:
+    """Return a network that translates, in evaluation mode, with a copy of weights by name."""
+    with SkipRandomInit():
+        model = build_model(config, source_size=source_size, target_size=target_size, seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model.eval()
 
 
 def initialize(network: Network, config: TransformerConfig) -> None:

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.device import batch_size_factor, empty_cache, is_out_of_memory, memory_errors
+from tformer_cli.device import (
+    batch_size_factor,
+    empty_cache,
+    out_of_memory_as,
+    suppress_out_of_memory,
+)
 from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.inference.two_stage_argmax import two_stage_argmax
@@ -66,7 +71,9 @@ class NativeEngine(Engine):
         precision: torch.dtype = torch.float32,
         others: Sequence[Seq2Seq] = (),
     ) -> None:
-        with memory_errors(device):
+        remedy = "free some, or use another `device`"
+        problem = Problem(str(device), "not enough memory for the model", remedy=remedy)
+        with out_of_memory_as(DeviceError, problem):
             self.models = [
                 prepare_for_inference(part, device, precision) for part in (model, *others)
             ]
@@ -103,16 +110,12 @@ class NativeEngine(Engine):
             stepper = ModelStepper(
                 self.models, self.special_tokens, self.device, self.precision, self._two_stage
             )
-            try:
+            with suppress_out_of_memory():
                 for turn, hypotheses in decode_all(
                     stepper, search, requests, max_slots, on_turn if on_draft else None
                 ):
                     results[waiting[turn]] = hypotheses
                     on_done(1)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            # Outside of `except`, the traceback no longer keeps tensors alive.
             waiting = [index for index in waiting if index not in results]
             if waiting:
                 longest = len(job.requests[waiting[0]].source)

@@ -1,14 +1,13 @@
 """Tokenizer of imported M2M-100, NLLB and mBART-50 models, whose languages are tokens."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import parse_json
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.subword import IMPORT_AGAIN, MarianTokenizer, without_pieces
+from tformer_cli.text.subword import IMPORT_AGAIN, MarianTokenizer, imported_file, without_pieces
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID
 
 # Our ids of the special tokens that these models have; the first four come first there.
@@ -37,17 +36,6 @@ class M2MTokenizer(MarianTokenizer):
         unused = (UNUSED.format(i) for i in range(len(self.vocabulary)))
         self._silent = {*self.languages.values(), *(ids[token] for token in unused if token in ids)}
 
-    def encode(self, line: str) -> list[int]:
-        return self._ids_of("", self._processor.encode(self.normalizer(line), out_type=str))
-
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        texts = [self.normalizer(line) for line in lines]
-        return [self._ids_of("", x) for x in self._processor.encode(texts, out_type=str)]
-
-    def split_code(self, line: str) -> tuple[str, str]:
-        """Return no language code, and the line: no text has one."""
-        return "", line
-
     def decode(self, ids: Sequence[int]) -> str:
         return super().decode([i for i in ids if i not in self._silent])
 
@@ -75,6 +63,9 @@ class M2MTokenizer(MarianTokenizer):
         first = min(map(self.vocabulary.index, self.language_tokens.values()))
         return {token: i for i, token in enumerate(self.vocabulary[:first])}
 
+    def _split(self, line: str) -> tuple[str, str]:
+        return "", line
+
     def _parse(self, content: bytes, name: str) -> tuple[bytes, tuple[str, ...]]:
         try:
             parsed = parse_json(content)
@@ -97,9 +88,4 @@ def m2m_file(model: bytes, tokens: Sequence[str], languages: Mapping[str, str]) 
         tokens: all tokens, in the order of the imported model.
         languages: the token of each language.
     """
-    content = {
-        "sentencepiece": base64.b64encode(model).decode("ascii"),
-        "languages": dict(languages),
-        "tokens": list(tokens),
-    }
-    return (json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode()
+    return imported_file(model, languages=dict(languages), tokens=list(tokens))

@@ -182,7 +182,16 @@ class MarianTokenizer:
 
     def _parse(self, content: bytes, name: str) -> tuple[bytes, tuple[str, ...]]:
         """Return the sentencepiece model, and the pieces in the order of their ids."""
-        return _parse_marian_file(content, name)
+        try:
+            parsed = parse_json(content)
+            model = base64.b64decode(parsed["sentencepiece"], validate=True)
+            pieces = parsed["pieces"]
+            if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+                raise TypeError("something other than a list of strings")
+        except (ValueError, KeyError, TypeError) as error:
+            what = "is not the vocabulary of a Marian model"
+            raise CheckpointError(name, what, got=repr(error), remedy=IMPORT_AGAIN) from None
+        return model, tuple(pieces)
 
     @property
     def start_id(self) -> int:
@@ -199,7 +208,12 @@ class MarianTokenizer:
 
 def marian_file(model: bytes, pieces: Sequence[str]) -> bytes:
     """Return the content of the tokenizer file of a sentencepiece model and a list of pieces."""
-    content = {"sentencepiece": base64.b64encode(model).decode("ascii"), "pieces": list(pieces)}
+    return imported_file(model, pieces=list(pieces))
+
+
+def imported_file(model: bytes, **rest: object) -> bytes:
+    """Return the content of the tokenizer file of an imported model, with what `_parse` takes."""
+    content = {"sentencepiece": base64.b64encode(model).decode("ascii"), **rest}
     return (json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode()
 
 
@@ -322,21 +336,6 @@ def _training_error(message: str, config: SubwordConfig) -> DataError:
             remedy="enlarge it, or lower tokenizer.character_coverage",
         )
     return DataError("tokenizer", "sentencepiece found no vocabulary", got=message)
-
-
-def _parse_marian_file(content: bytes, name: str) -> tuple[bytes, tuple[str, ...]]:
-    """Return the sentencepiece model and the pieces."""
-    try:
-        parsed = parse_json(content)
-        model = base64.b64decode(parsed["sentencepiece"], validate=True)
-        pieces = parsed["pieces"]
-        if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
-            raise TypeError("something other than a list of strings")
-        return model, tuple(pieces)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            name, "is not the vocabulary of a Marian model", got=repr(error), remedy=IMPORT_AGAIN
-        ) from None
 
 
 def _split_code(line: str) -> tuple[str, str]:

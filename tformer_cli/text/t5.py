@@ -1,6 +1,5 @@
 """The tokenizer of an imported T5, mT5 or MADLAD-400, and sentencepiece models of its pieces."""
 
-import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
@@ -10,7 +9,7 @@ from sentencepiece import SentencePieceProcessor
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import parse_json
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.subword import IMPORT_AGAIN, MarianTokenizer, marian_file
+from tformer_cli.text.subword import IMPORT_AGAIN, MarianTokenizer, imported_file
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 
 
@@ -76,8 +75,7 @@ def t5_file(model: bytes, pieces: Sequence[str], special_rows: Mapping[str, int]
 
     It has a sentencepiece model, the pieces of the other rows, and rows of our special tokens.
     """
-    content = json.loads(marian_file(model, pieces)) | {"special_rows": dict(special_rows)}
-    return (json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode()
+    return imported_file(model, pieces=list(pieces), special_rows=dict(special_rows))
 
 
 def t5_tokenizer(

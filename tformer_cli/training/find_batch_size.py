@@ -14,7 +14,7 @@ import torch
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.device import empty_cache, is_out_of_memory, peak_memory
+from tformer_cli.device import empty_cache, peak_memory, suppress_out_of_memory
 from tformer_cli.errors import DeviceError, TrainingError, UsageError
 from tformer_cli.process import begin_child, tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
@@ -182,16 +182,13 @@ def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int)
     torch.set_num_threads(num_threads)
     tune_allocator()
     run = RunDirectory(folder)
-    try:
+    with suppress_out_of_memory():
         config = load_config(run.config_file)
         tokenizers = load_tokenizers(run.tokenizer)
         logger = TrainingLogger(None, config.training)
         trainer = Trainer.setup(config, run, tokenizers, device=torch.device("cpu"), logger=logger)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
-    return trial(trainer, batch_tokens)
+        return trial(trainer, batch_tokens)
+    return None
 
 
 def _limit_bytes(device: torch.device, memory_limit: float | None) -> int:

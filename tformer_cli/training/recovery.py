@@ -7,9 +7,9 @@ checkpoint and continues from there without the batches that failed, at a learni
 so a resumed run decides as an unbroken one.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.device import is_out_of_memory
-from tformer_cli.errors import TrainingError
+from tformer_cli.device import out_of_memory_as
+from tformer_cli.errors import Problem, TrainingError
 from tformer_cli.storage.state import TrainingProgress
 
 INITIAL_LOSS_SCALE = 2.0**16
@@ -79,21 +79,12 @@ def _halves(batch: Batch) -> Iterator[Batch]:
             yield batch.select(rows)
 
 
-@contextlib.contextmanager
-def memory_shortage_reported(where: str) -> Iterator[None]:
+def memory_shortage_reported(where: str) -> AbstractContextManager[None]:
     """Turn running out of memory where nothing can be redone into an error about `where`."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise TrainingError(
-            where,
-            "memory ran out",
-            got=str(error).partition("\n")[0] or None,
-            remedy="lower training.batch_tokens, or train a smaller model; "
-            "what was saved before is intact",
-        ) from error
+    remedy = (
+        "lower training.batch_tokens, or train a smaller model; what was saved before is intact"
+    )
+    return out_of_memory_as(TrainingError, Problem(where, "memory ran out", remedy=remedy))
 
 
 def next_action(progress: TrainingProgress) -> Literal["continue", "roll back", "give up"]:

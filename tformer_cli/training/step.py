@@ -19,7 +19,13 @@ from torch import Tensor
 
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, DataPosition
-from tformer_cli.device import autocast, derive_seed, empty_cache, is_out_of_memory, seed_device
+from tformer_cli.device import (
+    autocast,
+    derive_seed,
+    empty_cache,
+    seed_device,
+    suppress_out_of_memory,
+)
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.model.network import Network
 from tformer_cli.storage.state import TrainingProgress
@@ -328,12 +334,8 @@ def accumulate_gradients(
     """
     num_oom_micro_batches = 0
     while True:
-        try:
+        with suppress_out_of_memory():
             return _accumulate(state, micro_batches, num_tokens, loss_scale), num_oom_micro_batches
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # Outside of `except`, where the error and the tensors of its traceback are freed.
         state.optimizer.zero_grad(set_to_none=True)
         empty_cache(state.device)
         micro_batches = in_halves(micro_batches, where=f"step {state.step + 1}")
