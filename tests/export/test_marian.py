@@ -254,20 +254,33 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
         norm_position="deep",
         bias=False,
         positions=RotaryPositions(),
+        embedding_scale=1.0,
+        attention_scale=2.0,
+        output_scale=0.5,
+        head_width=8,
+        tie_embeddings="inputs",
     )
     tokenizer = SubwordConfig(lowercase="source", nfkc="both")
-    assert refused(configured(model, model=other, tokenizer=tokenizer), tmp_path / "x") == [
+    data = replace(model.config.data, prefixes={"de": "to German: "})
+    configs = {"model": other, "tokenizer": tokenizer, "data": data}
+    assert refused(configured(model, **configs), tmp_path / "x") == [
         "model.norm: must be layer in a Marian model (rms)",
         "model.norm_position: must be post in a Marian model (deep)",
         "model.norm_epsilon: must be 1e-05 in a Marian model (1e-06)",
+        "model.embedding_scale: must be null in a Marian model (1.0)",
+        "model.attention_scale: must be null in a Marian model (2.0)",
+        "model.output_scale: must be null in a Marian model (0.5)",
+        "model.head_width: must be null in a Marian model (8)",
         "model.bias: must be true in a Marian model (false)",
         "model.positions: must be sinusoidal in a Marian model (rotary)",
         "model.num_kv_heads: must be null in a Marian model (2)",
         "model.sliding_window: must be null in a Marian model (3)",
         "model.qk_norm: must be false in a Marian model (true)",
         "model.activation: must be one of relu, gelu, silu in a Marian model (swiglu)",
+        "model.tie_embeddings: must be one of none, output, all in a Marian model (inputs)",
         "tokenizer.lowercase: must be none in a Marian model (source)",
         "tokenizer.nfkc: must be none in a Marian model (both)",
+        "data.prefixes: must be null in a Marian model (to German: )",
     ]
 
 

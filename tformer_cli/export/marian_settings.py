@@ -28,6 +28,10 @@ FIXED: dict[str, Any] = {
     "norm_position": "post",
     "norm_epsilon": 1e-5,
     "embedding_norm": False,
+    "embedding_scale": None,
+    "attention_scale": None,
+    "output_scale": None,
+    "head_width": None,
     "bias": True,
     "positions": SinusoidalPositions(),
     "num_kv_heads": None,
@@ -100,6 +104,8 @@ def unsupported_by_marian(
         if model.activation not in activations:
             choices = f"one of {', '.join(activations)}"
             required["model.activation"] = choices, model.activation
+        if model.tie_embeddings == "inputs":
+            required["model.tie_embeddings"] = "one of none, output, all", model.tie_embeddings
         if isinstance(tokenizer, SubwordConfig):
             required["tokenizer.lowercase"] = "none", tokenizer.lowercase
             required["tokenizer.nfkc"] = "none", tokenizer.nfkc
@@ -108,6 +114,9 @@ def unsupported_by_marian(
     if len(config.data.targets) > 1:
         # Its vocabulary has no tags.
         required["data.train"] = "of one target language", ", ".join(config.data.targets)
+    if config.data.prefixes is not None:
+        # Nothing in it puts them before sources.
+        required["data.prefixes"] = None, ", ".join(config.data.prefixes.values())
     for key, (value, actual) in required.items():
         if actual != value:
             yield Problem(key, f"must be {shown(value)} in a Marian model", shown(actual))
