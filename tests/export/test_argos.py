@@ -89,6 +89,23 @@ def test_what_a_package_cannot_be_is_named(changes, key, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_comes_before_a_source_is_refused(tmp_path):
+    model = subwords()
+    into_two = [
+        replace(text, source_language="en", target_language=target)
+        for text in model.config.data.train[:1]
+        for target in ("de", "fr")
+    ]
+    prefixes = {"de": "to German: "}
+    for changes, message in (
+        ({"train": tuple(into_two)}, "data.train: must be of one target language in an Argos"),
+        ({"prefixes": prefixes}, r"data.prefixes: must be null in an Argos package \(to German: "),
+    ):
+        data = replace(model.config.data, **changes)
+        with pytest.raises(ConfigError, match=message):
+            ArgosFormat().save(replace(model, config=replace(model.config, data=data)), tmp_path)
+
+
 def test_damaged_packages_are_named(tmp_path):
     folder = write(opennmt(), tmp_path / "folder")
     file = package(tmp_path / "x.argosmodel", folder)
