@@ -6,12 +6,17 @@ import json
 import re
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from toy import write_languages
 
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import BeamConfig, SampleConfig
 from tformer_cli.serve.service import Limits
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.segments import Terminology
+from tformer_cli.training.trainer import train
 from tformer_cli.translate.confidence import ConfidenceModel
 from tformer_cli.translate.options import MBR, SearchOptions
 from tformer_cli.translate.translator import Translator
@@ -94,6 +99,52 @@ def texts_of(answer) -> list[list[str]]:
 def test_searches_are_those_of_the_library(server, translator, fields, options, count):
     expected = [[one.text for one in line] for line in translator.nbest(TEXTS, count, **options)]
     assert texts_of(server.post(text=TEXTS, nbest=count, **fields)) == expected
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Translator:
+    """The translator of a run of three directions."""
+    folder = tmp_path_factory.mktemp("many")
+    keys = ("max_steps", "validate_every", "save_every")
+    changes = [*(f"training.{key}=60" for key in keys), "training.schedule.warmup_steps=1"]
+    config = load_config(write_languages(folder / "data"), changes)
+    train(config, RunDirectory(folder / "run"), device=torch.device("cpu"))
+    return Translator.load(folder / "run", backend="native")
+
+
+def test_a_model_translates_in_all_its_directions(serve, many):
+    server = serve(many)
+    listed = server.ask("GET", "/api/models").json()["models"]
+    directions = [(model["source"], model["target"]) for model in listed]
+    assert directions == [("aa", "bb"), ("bb", "aa"), ("aa", "cc")]
+    translations = []
+    for source, target in directions:
+        answer = server.post(text=TEXTS, source=source, target=target)
+        expected = many.translate(TEXTS, to=target)
+        assert texts_of(answer) == [[text] for text in expected]
+        assert (answer.json()["source"], answer.json()["target"]) == (source, target)
+        form = {"q": TEXTS, "source": source, "target": target}
+        assert server.post("/translate", **form).json() == {"translatedText": expected}
+        translations.append(expected)
+    assert translations[0] != translations[2]
+    languages = server.ask("GET", "/languages").json()
+    assert {each["code"]: each["targets"] for each in languages} == {
+        "aa": ["bb", "cc"],
+        "bb": ["aa"],
+        "cc": [],
+    }
+
+
+def test_what_leaves_a_direction_open_is_refused(serve, many):
+    server = serve(many)
+    assert server.post(text="ab", source="bb").json()["target"] == "aa"
+    assert server.post(text="ab", target="cc").json()["source"] == "aa"
+    for fields in ({}, {"source": "aa"}, {"model": server.queue.model.name}):
+        response = server.post(text="ab", **fields)
+        assert response.status_code == 422
+        assert response.json()["error"].startswith(
+            "target: is required: the model has several directions; choose from: "
+        )
 
 
 def test_an_engine_of_another_program_translates_alike(serve, toy_run, translator):

@@ -29,6 +29,7 @@ from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted, UsageError
 from tformer_cli.export.run import export_run
 from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.serve.model import ServedModel
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.training.setup import load_data
@@ -422,15 +423,21 @@ def test_a_plain_folder_keeps_the_languages(run, tmp_path):
         export_run(run, tmp_path / "marian", "marian")
 
 
-def test_a_server_needs_the_target_language_and_serves_its_direction(run):
-    pytest.importorskip("starlette")
-    from tformer_cli.serve.model import ServedModel
-    from tformer_cli.serve.server import serve
+def test_a_server_has_the_direction_it_is_given_or_all(run):
+    def served(**options) -> ServedModel:
+        return ServedModel(run, "best", lambda: Translator.load(run.path, **options))
 
-    with pytest.raises(UsageError, match="`to`: is required, since the model has several"):
-        serve([run.path], port=0)
-    model = ServedModel(run, "best", lambda: Translator.load(run.path, to="cc"))
-    assert model.direction == ("aa", "cc")
+    assert served(to="cc").directions == (("aa", "cc"),)
+    assert served(to="bb", source_language="cc").directions == (("cc", "bb"),)
+    every = served()
+    assert every.directions == (("aa", "bb"), ("bb", "aa"), ("aa", "cc"))
+    texts = ["ab cd", ""]
+    for source, target in every.directions:
+        expected = Translator.load(run.path, to=target).translate(texts)
+        translator = every.into((source, target))
+        assert translator.translate(texts) == expected
+        assert translator.engine is every.translator.engine
+        assert every.into((source, target)) is translator
 
 
 @pytest.mark.parametrize(("real", "direction"), [("source", "aa cc"), ("target", "cc aa")])

@@ -62,13 +62,13 @@ class LibreTranslateApi:
         fields, deadline = await self.service.read(request, accepts_forms=True)
         self.service.keys.check(request.headers, fields.get("api_key"))
         self._check(fields)
-        queue = self.service.queue(None, fields["source"], fields["target"])
+        queue, direction = self.service.queue(None, fields["source"], fields["target"])
         count = 1 + int(fields.get("alternatives", 0))
         decoding = with_candidates(queue.model.translator.config, count)
         is_list = isinstance(fields["q"], list)
         texts = [text.split("\n") for text in (fields["q"] if is_list else [fields["q"]])]
         lines = [InputLine(line) for text in texts for line in text]
-        job = TranslationJob(lines, JobOptions(decoding, count, scored=count > 1))
+        job = TranslationJob(lines, JobOptions(decoding, direction, count, scored=count > 1))
         translated = iter(await self.service.translate(request, queue, job, deadline))
         answers = [distinct_texts([next(translated) for _ in text]) for text in texts]
         content: dict[str, Any] = {"translatedText": [best for best, *_ in answers]}
@@ -91,8 +91,7 @@ class LibreTranslateApi:
     async def languages(self, request: Request) -> JSONResponse:
         """List the languages, and those that each is translated into."""
         targets: dict[str, list[str]] = {}
-        for queue in self.service.queues:
-            source, target = queue.model.direction
+        for _, (source, target) in self.service.directions:
             targets.setdefault(target, [])
             others = targets.setdefault(source, [])
             if target not in others:

@@ -4,11 +4,12 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.storage.run_directory import EXPORT_FILE, MODEL_FILE, RunDirectory
 from tformer_cli.translate.options import SearchOptions, resolve_search
 from tformer_cli.translate.translator import Translator
@@ -57,11 +58,25 @@ class ServedModel:
         self.translator = load()
         # Most requests have the search of one before: to check it anew takes 0.1 ms.
         self.resolve_search = lru_cache(maxsize=MAX_SEARCHES)(self._resolve_search)
+        self._directed = lru_cache(maxsize=None)(_directed)
 
-    @property
-    def direction(self) -> tuple[str, str]:
-        """Source and target language."""
-        return self.translator.languages
+    @cached_property
+    def directions(self) -> tuple[Direction, ...]:
+        """Source and target language of all translations that may be asked for.
+
+        They are those of the training texts, unless the translator was loaded for one of them.
+        """
+        translator = self.translator
+        data, own = translator.config.data, translator.languages
+        trained = tuple(each for each in data.directions if each[0] != each[1])
+        is_chosen = translator.to is not None or own != data.direction_into(data.targets[0])
+        return (own,) if is_chosen or len(trained) < 2 else trained
+
+    def into(self, direction: Direction | None) -> Translator:
+        """Return the translator of a direction; None is the only one."""
+        if direction is None or len(self.directions) == 1:
+            return self.translator
+        return self._directed(self.translator, direction)
 
     def _resolve_search(self, changes: SearchOptions, requiring: str | None) -> DecodingConfig:
         return resolve_search(changes, self.translator.config, requiring)
@@ -88,8 +103,14 @@ class ServedModel:
             return
         self.translator, self.version = translator, version
         self.resolve_search.cache_clear()
+        self._directed.cache_clear()
         freeze()
         self._log(f"{self.run.path}: loaded {version.folder.name}")
+
+
+def _directed(translator: Translator, direction: Direction) -> Translator:
+    source, target = direction
+    return translator.into(target, source)
 
 
 def freeze() -> None:

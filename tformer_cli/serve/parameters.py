@@ -3,6 +3,7 @@
 from typing import Any, get_args
 
 from tformer_cli.choices import Utility
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import Problem
 from tformer_cli.serve.model import ServedModel
 from tformer_cli.serve.queue import JobOptions, TranslationJob
@@ -125,8 +126,10 @@ def check_fields(fields: dict[str, Any], schema: Schema) -> None:
         raise Unprocessable(broken)
 
 
-def job_of(fields: dict[str, Any], model: ServedModel, service: Service) -> TranslationJob:
-    """Return the job of checked fields.
+def job_of(
+    fields: dict[str, Any], model: ServedModel, direction: Direction, service: Service
+) -> TranslationJob:
+    """Return the job of checked fields in a direction of a model.
 
     Raises:
         TformerError: the search is invalid, or takes far longer than that of the run.
@@ -147,6 +150,7 @@ def job_of(fields: dict[str, Any], model: ServedModel, service: Service) -> Tran
     phrases = fields.get("constraints", [()] * len(texts))
     options = JobOptions(
         decoding,
+        direction,
         count,
         mbr,
         tags=tuple(fields.get("tag", ())),

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tformer_cli.config.schema.decoding import DecodingConfig, SampleConfig
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import Problem, TformerError
 from tformer_cli.serve.model import ServedModel
 from tformer_cli.serve.refusal import Failed, Overloaded
@@ -29,6 +30,7 @@ class JobOptions:
 
     Attributes:
         decoding: the search.
+        direction: source and target language; None for those of a model that has no others.
         count: translations of each line.
         mbr: minimum-Bayes-risk decoding; None ranks by the search.
         tags: tags that each source begins with.
@@ -44,6 +46,7 @@ class JobOptions:
     """
 
     decoding: DecodingConfig
+    direction: Direction | None = None
     count: int = 1
     mbr: MBR | None = None
     tags: tuple[str, ...] = ()
@@ -174,8 +177,8 @@ class TranslationQueue:
             job.future.set_result([next(translated) for _ in job.lines])
 
     def _translated(self, batch: list[TranslationJob]) -> list[TranslatedLine]:
-        translator = self.model.translator
         options = batch[0].options
+        translator = self.model.into(options.direction)
         window = [line for job in batch for line in job.lines]
         (lines,) = translator.translate_windows(
             [window],

@@ -53,7 +53,7 @@ def serve(
         origins: sites whose pages may ask, such as `https://example.org`.
         api_keys: file of keys, one a line, of which a request must have one; None for no keys.
         limits: limits of requests.
-        to: target language of runs that have several.
+        to: target language of runs that have several; None for all directions of their texts.
         source_language: of a model that has several; None for that of its training texts.
         checkpoint: best or last, of which a newer one is loaded when it is there; or a name.
         device: as for `Translator.load`.
@@ -85,7 +85,7 @@ def serve(
                 log=log,
             )
             model = ServedModel(RunDirectory(run), checkpoint, load, log)
-            model.translator.tag_ids()  # refuses a run that needs `to`
+            model.into(model.directions[0]).tag_ids()  # refuses a run that needs `to`
             queues.append(TranslationQueue(model, limits.max_waiting, log))
         service = Service(queues=queues, limits=limits, keys=keys)
         app = build_app(service, hosts=[host, *hosts], origins=origins)

@@ -1,13 +1,14 @@
 """The models of a server, and how an endpoint waits for one of them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, SearchConfig
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import Problem, check_positive
 from tformer_cli.serve.body import read_fields
 from tformer_cli.serve.guard import ApiKeys
@@ -51,9 +52,14 @@ class Service:
     keys: ApiKeys = field(default_factory=ApiKeys)
     metrics: Metrics = field(default_factory=Metrics)
 
+    @property
+    def directions(self) -> Iterator[tuple[TranslationQueue, Direction]]:
+        """Each queue with each direction of its model."""
+        return ((queue, each) for queue in self.queues for each in queue.model.directions)
+
     def queue(
         self, model: str | None = None, source: str | None = None, target: str | None = None
-    ) -> TranslationQueue:
+    ) -> tuple[TranslationQueue, Direction]:
         """Return the queue of a model, or the first one of a direction; each part may be left out.
 
         Raises:
@@ -61,20 +67,25 @@ class Service:
         """
         given = {"model": model, "source": source, "target": target}
         named = {name: value for name, value in given.items() if value is not None}
-        matching = [queue for queue in self.queues if named.items() <= _names(queue).items()]
+        matching = [each for each in self.directions if named.items() <= _names(*each).items()]
         if not matching:
             got = ", ".join(f"{name}={value}" for name, value in named.items())
             what = "are those of no model"
             raise Unprocessable([Problem(", ".join(named), what, got=got, remedy=self._choices())])
-        if len(matching) > 1 and not named:
+        first, direction = matching[0]
+        if not named and any(queue is not first for queue, _ in matching):
             what = "is required: there are several models"
             raise Unprocessable([Problem("model", what, remedy=self._choices())])
-        return matching[0]
+        own = [names for queue, names in matching if queue is first]
+        for name, side in (("target", 1), ("source", 0)):
+            if len({names[side] for names in own}) > 1:
+                what = "is required: the model has several directions"
+                raise Unprocessable([Problem(name, what, remedy=self._choices())])
+        return first, direction
 
     def _choices(self) -> str:
-        choices = [
-            "{model} ({source} -> {target})".format(**_names(queue)) for queue in self.queues
-        ]
+        named = (_names(*each) for each in self.directions)
+        choices = ["{model} ({source} -> {target})".format(**names) for names in named]
         return f"choose from: {', '.join(choices)}"
 
     def check_search(self, decoding: DecodingConfig, own: DecodingConfig) -> None:
@@ -157,8 +168,8 @@ class Service:
             gone.cancel()
 
 
-def _names(queue: TranslationQueue) -> dict[str, str]:
-    source, target = queue.model.direction
+def _names(queue: TranslationQueue, direction: Direction) -> dict[str, str]:
+    source, target = direction
     return {"model": queue.model.name, "source": source, "target": target}
 
 

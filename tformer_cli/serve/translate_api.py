@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tformer_cli.config.load import as_plain
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import TformerError
 from tformer_cli.serve.parameters import check_fields, job_of, request_schema
 from tformer_cli.serve.queue import TranslationJob, TranslationQueue
@@ -38,8 +39,8 @@ class TranslateApi:
         self.service.keys.check(request.headers)
         fields, deadline = await self.service.read(request)
         check_fields(fields, self.schema)
-        queue = self.service.queue(*map(fields.get, ("model", "source", "target")))
-        job = job_of(fields, queue.model, self.service)
+        queue, direction = self.service.queue(*map(fields.get, ("model", "source", "target")))
+        job = job_of(fields, queue.model, direction, self.service)
         if job.options.drafted:
             return self._stream(request, queue, job, deadline)
         lines = await self.service.translate(request, queue, job, deadline)
@@ -77,8 +78,8 @@ class TranslateApi:
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
     async def models(self, request: Request) -> JSONResponse:
-        """List the models."""
-        return JSONResponse({"models": [model_content(queue) for queue in self.service.queues]})
+        """List the models, once for each of their directions."""
+        return JSONResponse({"models": [model_content(*each) for each in self.service.directions]})
 
 
 def event(name: str, content: dict[str, Any]) -> bytes:
@@ -90,7 +91,8 @@ def answer_content(
     queue: TranslationQueue, job: TranslationJob, lines: list[TranslatedLine]
 ) -> dict[str, Any]:
     """Return what an answer says; defects only where they were asked for."""
-    source, target = queue.model.direction
+    assert job.options.direction is not None, "that of the request"
+    source, target = job.options.direction
     texts = [text_content(line) for line in lines]
     if job.options.inspected:
         for content, line in zip(texts, lines, strict=True):
@@ -134,11 +136,11 @@ def translation_content(translation: Translation) -> dict[str, Any]:
     return content
 
 
-def model_content(queue: TranslationQueue) -> dict[str, Any]:
-    """Return what the list of models says of one."""
+def model_content(queue: TranslationQueue, direction: Direction) -> dict[str, Any]:
+    """Return what the list of models says of one in a direction."""
     model = queue.model
     translator = model.translator
-    source, target = model.direction
+    source, target = direction
     return {
         "name": model.name,
         "source": source,

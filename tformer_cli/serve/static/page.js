@@ -90,9 +90,11 @@ async function translate(prefix = "") {
 }
 
 function fieldsOf(text, prefix) {
-  const { name, can_align: alignments, decoding } = model();
+  const { name, source: from, target: to, can_align: alignments, decoding } = model();
   const nbest = decoding.kind === "beam" ? Math.min(MAX_SHOWN, decoding.beam_size) : 1;
-  return { model: name, text, nbest, alignments, defects: true, stream: true, ...(prefix && { prefixes: [prefix] }) };
+  const chosen = { model: name, source: from, target: to };
+  const wanted = { nbest, alignments, defects: true, stream: true };
+  return { ...chosen, text, ...wanted, ...(prefix && { prefixes: [prefix] }) };
 }
 
 /** Yield the events of an answer, each with its name and content. */
