@@ -41,7 +41,7 @@ def test_the_report_has_counts_and_examples_of_each_reason(tformer, files, tmp_p
         "  2: in the year 2008",
         "  2: im Jahr 2009",
         f"{tmp_path / 'x.dropped.jsonl'}: line, reason, source and target of each pair dropped",
-        f"{tmp_path / 'x.en'}, {tmp_path / 'x.de'}: 1 pairs",
+        f"{tmp_path / 'x.en'}, {tmp_path / 'x.de'}: 1 pair",
     ]
 
 

@@ -115,5 +115,6 @@ def _print(result: "Cleaning", as_json: bool) -> None:
         for row in result.examples[reason]:
             for side in ("source", "target"):
                 tell(f"  {row['line']}: {row[side][:MAX_SHOWN_CHARACTERS]}")
+    kept = result.report.kept
     tell(f"{result.record}: line, reason, source and target of each pair dropped")
-    tell(f"{files['source']}, {files['target']}: {result.report.kept:,} pairs")
+    tell(f"{files['source']}, {files['target']}: {kept:,} pair{'' if kept == 1 else 's'}")
