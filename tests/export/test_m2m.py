@@ -256,6 +256,17 @@ def test_shards_are_the_same_model_and_a_run_is_what_was_read(folder, tmp_path):
         assert torch.equal(weight, loaded.model.get_parameter(name)), name
 
 
+def test_a_language_that_the_model_lacks_is_named_with_its_option(folder, tmp_path, tformer):
+    import_run(folder, RunDirectory(tmp_path / "imported"))
+    for option, side in (("--from", "source"), ("--to", "target")):
+        for command in ("translate", "distill"):
+            words = ["A dog"] if command == "translate" else ["-i", __file__, "-o", tmp_path / "x"]
+            result = tformer(command, tmp_path / "imported", *words, option, "xxx")
+            assert result.exit_code == 2
+            message = f"{option}: is no {side} language of the model (xxx); choose from: "
+            assert result.stderr.splitlines()[-1].startswith(message)
+
+
 def refused(folder: Path, **options: str) -> list[str]:
     with pytest.raises(TformerError) as caught:
         import_run(folder, RunDirectory(folder.parent / "run"), **options)
