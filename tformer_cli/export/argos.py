@@ -19,7 +19,7 @@ from tformer_cli.export.converted import VOCABULARY_FILES
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
 from tformer_cli.export.ctranslate2_weights import read_ctranslate2
-from tformer_cli.export.format import filled, no_language_tokens, sentencepiece_models
+from tformer_cli.export.format import filled, first_ids, no_language_tokens, sentencepiece_models
 from tformer_cli.export.marian_settings import SETTINGS_FILE, json_object
 from tformer_cli.storage.atomic import storage_errors, write_json
 from tformer_cli.storage.run_directory import EXPORT_FILE
@@ -48,6 +48,12 @@ class ArgosFormat(CTranslate2Format):
         tokenizers = trained.tokenizers
         if tokenizers.source.kind == "m2m":
             yield no_language_tokens("an Argos package", "ctranslate2")
+        elif first_ids(trained)[0]:
+            # Argos writes nothing in front of a source.
+            key = "prefixes" if trained.config.data.prefixes else "train"
+            what = "must be of one target language in an Argos package"
+            targets = ", ".join(trained.config.data.targets)
+            yield Problem(f"data.{key}", what, targets, 'use `format="ctranslate2"`')
         if len(set(sentencepiece_models(tokenizers).values())) != 1:
             what = "must be subwords that both languages share, in an Argos package"
             yield Problem("tokenizer.shared", what, f"{tokenizers.source.kind}, not shared")
