@@ -137,7 +137,7 @@ class T5Format(Format):
         with atomic_write(folder / MODEL_FILE) as temporary:
             save_tensors(to_theirs(ours, tokenizer, model), temporary, {"format": "pt"})
         write_json(folder / SETTINGS_FILE, config_json(trained.config, model, tokenizer))
-        write_json(folder / SEARCH_FILE, search_json(trained.config.decoding, tokenizer))
+        write_json(folder / SEARCH_FILE, search_json(trained.config.decoding, model, tokenizer))
         write_json(folder / LANGUAGES_FILE, tokenizer_json(tokenizer))
         (folder / PIECES_FILE).write_bytes(tokenizer.model)
 
@@ -210,13 +210,19 @@ def config_json(
     }
 
 
-def search_json(search: DecodingConfig, tokenizer: T5Tokenizer) -> dict[str, Any]:
-    """Return the content of generation_config.json: the run's search, as far as T5 has it."""
+def search_json(
+    search: DecodingConfig, model: EncoderDecoderConfig, tokenizer: T5Tokenizer
+) -> dict[str, Any]:
+    """Return the content of generation_config.json: the run's search, by tokens that it allows."""
     beam: dict[str, Any] = {"num_beams": 1}
     if isinstance(search, BeamConfig):
         beam = {"num_beams": search.beam_size, "length_penalty": search.length_penalty}
     lengths = {"min_new_tokens": 1, "max_new_tokens": search.max_length}
-    return _special_ids(tokenizer) | lengths | beam
+    suppressed = sorted({tokenizer.rows[i] for i in tokenizer.suppressed_ids} - {-1})
+    # transformers' KV cache of a T5 has as many layers as the encoder.
+    use_cache = model.num_decoder_layers <= model.num_encoder_layers
+    settings = {"suppress_tokens": suppressed, "use_cache": use_cache}
+    return _special_ids(tokenizer) | settings | lengths | beam
 
 
 def tokenizer_json(tokenizer: T5Tokenizer) -> dict[str, Any]:
