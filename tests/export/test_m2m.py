@@ -267,6 +267,17 @@ def test_a_language_that_the_model_lacks_is_named_with_its_option(folder, tmp_pa
             assert result.stderr.splitlines()[-1].startswith(message)
 
 
+def test_a_text_in_a_language_that_the_model_lacks_is_named(parity):
+    data, tokenizers = parity.ours.config.data, parity.ours.tokenizers
+    english = replace(data.train[0], source_language="english")
+    data = replace(data, train=(*data.train, english))
+    known = ", ".join(tokenizers.source.languages)
+    what = f"is in a language that the vocabulary lacks (english); choose from: {known}"
+    with pytest.raises(TformerError) as caught:
+        tokenizers.first_ids(data, english)
+    assert str(caught.value) == f"data.train.1: {what}"
+
+
 def refused(folder: Path, **options: str) -> list[str]:
     with pytest.raises(TformerError) as caught:
         import_run(folder, RunDirectory(folder.parent / "run"), **options)

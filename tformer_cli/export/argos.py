@@ -50,10 +50,12 @@ class ArgosFormat(CTranslate2Format):
             yield no_language_tokens("an Argos package", "ctranslate2")
         elif first_ids(trained)[0]:
             # Argos writes nothing in front of a source.
-            key = "prefixes" if trained.config.data.prefixes else "train"
-            what = "must be of one target language in an Argos package"
-            targets = ", ".join(trained.config.data.targets)
-            yield Problem(f"data.{key}", what, targets, 'use `format="ctranslate2"`')
+            data, remedy = trained.config.data, 'use `format="ctranslate2"`'
+            if data.prefixes:
+                yield Problem("data.prefixes", "must be null in an Argos package", remedy=remedy)
+            else:
+                what, targets = "must be of one target language in an Argos package", data.targets
+                yield Problem("data.train", what, ", ".join(targets), remedy)
         if len(set(sentencepiece_models(tokenizers).values())) != 1:
             what = "must be subwords that both languages share, in an Argos package"
             yield Problem("tokenizer.shared", what, f"{tokenizers.source.kind}, not shared")
