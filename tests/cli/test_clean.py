@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bitexts import NEEDS_PYARROW, WRITERS, write
 
 from tformer_cli import ParallelText, clean
 from tformer_cli.corpus.filters import CLEANING
@@ -40,7 +41,7 @@ def test_the_report_has_counts_and_examples_of_each_reason(tformer, files, tmp_p
         "  2: in the year 2008",
         "  2: im Jahr 2009",
         f"{tmp_path / 'x.dropped.jsonl'}: line, reason, source and target of each pair dropped",
-        f"{tmp_path / 'x.en'}, {tmp_path / 'x.de'}: 1 pairs",
+        f"{tmp_path / 'x.en'}, {tmp_path / 'x.de'}: 1 pair",
     ]
 
 
@@ -93,16 +94,53 @@ def test_records_without_a_pair_stop_or_are_skipped(tformer, tmp_path):
     file.write_text(f"<tmx><body>\n{pair}\n{''.join(units)}</body></tmx>")
     words = ("clean", file, "-o", tmp_path / "x")
     result = tformer(*words)
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f"{file}:2: has no text in source or target (en, de); name the languages of both sides\n",
-    )
-    languages = ("--source-language", "en", "--target-language", "de")
-    result = tformer(*words, *languages)
     assert (result.exit_code, result.stderr) == (2, f"{file}:3: has no text in de (en)\n")
     with pytest.warns(UserWarning, match=r"records without a pair were skipped \(2\)"):
-        result = tformer(*words, *languages, "--on-error", "skip")
+        result = tformer(*words, "--on-error", "skip")
     assert (result.exit_code, (tmp_path / "x.de").read_text()) == (0, "b\n")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_format_is_cleaned_as_two_files_are(tformer, files, tmp_path, name):
+    if name in NEEDS_PYARROW:
+        pytest.importorskip("pyarrow")
+    file = write(tmp_path, name, PAIRS)
+    languages = ("--source-language", "en", "--target-language", "de")
+    for words in ([*files, "-o", tmp_path / "x"], [file, "-o", tmp_path / "y"]):
+        result = tformer("clean", *words, *languages)
+        assert (result.exit_code, result.stderr) == (0, "")
+    for end in ("en", "de", "dropped.jsonl"):
+        assert (tmp_path / f"x.{end}").read_bytes() == (tmp_path / f"y.{end}").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["a.tmx", "a.xlf", "b.xliff", "a.zip"])
+def test_languages_are_those_that_a_file_names(tformer, tmp_path, name):
+    file = write(tmp_path, name, PAIRS)
+    given = tformer(
+        "clean", file, "-o", tmp_path / "x", "--source-language", "en", "--target-language", "de"
+    )
+    told = tformer("clean", file, "-o", tmp_path / "y", "--source-language", "en", "--json")
+    assert (given.exit_code, told.exit_code) == (0, 0)
+    target = Path(json.loads(told.stdout)["text"]["target"])
+    assert target.suffix.startswith(".de")
+    assert target.read_bytes() == (tmp_path / "x.de").read_bytes()
+
+
+def test_a_file_of_three_languages_needs_both_options(tformer, tmp_path):
+    units = "".join(f"<tuv xml:lang='{code}'><seg>a</seg></tuv>" for code in ("fr", "de", "en"))
+    file = tmp_path / "a.tmx"
+    file.write_text(f"<tmx><header srclang='en-US'/><body><tu>{units}</tu></body></tmx>")
+    result = tformer("clean", file, "-o", tmp_path / "x", "--target-language", "fr")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{file}: does not tell which of its languages are source and target (en, fr, de); "
+        "add --source-language and --target-language\n",
+    )
+
+
+def test_any_length_in_words_is_allowed(tformer, files, tmp_path):
+    words = ("clean", *files, "-o", tmp_path / "x", "--set")
+    assert tformer(*words, "data.filters.max_length=100000").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_changed_settings_are_refused_by_name(translate, toy_run, target, words,
     result = translate("--resume", *words)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{target}.partial: was begun from something else (another {named}); "
+        f"{target}.partial: was begun from something else (different {named}); "
         "remove it, or name another file\n",
     )
     # Without --resume it is in nobody's way.
@@ -131,7 +131,7 @@ def test_a_changed_input_is_refused_by_name(translate, source, target):
     source.write_text(source.read_text() + "ab\n")
     result = translate("--resume")
     assert result.exit_code == 2
-    assert "(another --input); " in result.stderr
+    assert "(different --input); " in result.stderr
 
 
 def test_what_decides_nothing_may_change(translate, toy_run, target, tmp_path):
@@ -302,7 +302,7 @@ def test_what_the_first_process_refuses_is_said_once(translate, toy_run, source,
     interrupt(translate, target)
     done = by_two_processes(script, toy_run, source, target, "--max-source-length", "256")
     assert done.returncode != 0
-    assert done.stderr.count("(another --max-source-length); remove it") == 1
+    assert done.stderr.count("(different --max-source-length); remove it") == 1
     assert "[rank1]: Traceback" not in done.stderr
 
 

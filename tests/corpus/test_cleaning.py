@@ -148,7 +148,7 @@ def test_a_record_of_other_filters_is_not_resumed(cleaned, tmp_path):
         cleaned(filters=replace(CLEANING, max_ratio=2.0))
     assert str(caught.value) == (
         f"{tmp_path / 'new' / 'x.dropped.jsonl.partial'}: was begun from something else "
-        "(another filters); remove it, or name another file"
+        "(different filters); remove it, or name another file"
     )
 
 

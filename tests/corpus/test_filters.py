@@ -115,6 +115,8 @@ def reasons(pairs, languages=("en", "de"), **thresholds) -> list[str]:
         ({"min_letters": 1.0}, ("नमस्ते", "a b"), ("a.", "b")),
         ({"max_markup": 0}, ("a < b & c", "1<2>"), ("a", "<b>a</b>")),
         ({"max_markup": 2}, ("<i>a</i>", "b"), ("<i>a</i> &amp; b", "b")),
+        ({"max_markup": 0}, ("a <b>b</b>&lt;", "&lt;<b>a</b> b"), ("<b>a</b>", "<i>a</i>")),
+        ({"max_markup": 0}, ('<a href="en">a', '<a href="de" id="1">b'), ("<b>a <b>b", "<b>a b")),
         ({"max_markup": 0}, ("Q&A; R&D", "x"), ("a&#160;b", "b")),
         ({"max_repeats": 3}, ("ab...", "1000000"), ("ab....", "b")),
         ({"max_repeats": 1}, ("aba", "a  b"), ("abba", "b")),

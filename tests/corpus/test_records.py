@@ -124,6 +124,8 @@ def test_csv_has_one_of_three_delimiters(tmp_path: Path, delimiter: str) -> None
     file = tmp_path / "a.csv"
     file.write_text(f'en{delimiter}de\n"a, b; c"{delimiter}"""d"""\n', encoding="utf-8")
     assert pairs_of(file) == [("a, b; c", '"d"')]
+    file.write_text(f'"a, b, c; d;;\t\t\t"{delimiter}e\n', encoding="utf-8")
+    assert pairs_of(file) == [("a, b, c; d;;\t\t\t", "e")]
 
 
 def test_json_has_key_paths(tmp_path: Path) -> None:
@@ -179,18 +181,37 @@ FAULTS = [
         ":4: not UTF-8 (byte 0xfc at column 11); convert it, from Latin-1 for instance with "
         "`iconv -f LATIN1 -t UTF-8`",
     ),
-    ("a.csv", WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b"\xfc"), ":3: not UTF-8; convert it"),
+    (
+        "a.csv",
+        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b"\xfc"),
+        ":3: not UTF-8; convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`",
+    ),
+    (
+        "a.csv",
+        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b"Ziel, 1"),
+        ":3: has more columns than the first record (4 and 3); is a separator within a text?",
+    ),
+    (
+        "a.tsv",
+        replaced(tsv(FIVE), "source 1", b"sou\trce 1"),
+        ":2: has more columns than the first record (3 and 2); is a separator within a text?",
+    ),
     (
         "a.csv",
         WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b'"a\nb"c'),
-        ":3: is not CSV (',' expected after '\"')",
+        ":3: is not CSV (',' expected after '\"'); close each quote, and double one within a cell",
     ),
     (
         "a.jsonl",
         replaced(json_lines(FIVE), "source 4", b'"'),
-        ":5: is not JSON (Expecting ',' delimiter); write an object a line",
+        ":5: is not JSON (Expecting ',' delimiter); "
+        "write an object a line, as `jq -c '.[]'` does of a list",
     ),
-    ("a.jsonl", b"[1]\n" + json_lines(FIVE), ":1: is not a JSON object ([1])"),
+    (
+        "a.jsonl",
+        b"[1]\n" + json_lines(FIVE),
+        ":1: is not a JSON object ([1]); write an object a line, as `jq -c '.[]'` does of a list",
+    ),
     (
         "a.jsonl",
         replaced(json_lines(FIVE), '"source 1"', b"null"),
@@ -334,7 +355,10 @@ def test_an_unclosed_quote_is_an_error_and_takes_no_memory(tmp_path: Path) -> No
     message = refusal(file)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert message == f"{file}:2: is not CSV (field larger than field limit (131072))"
+    assert message == (
+        f"{file}:2: is not CSV (field larger than field limit (131072)); "
+        "close each quote, and double one within a cell"
+    )
     assert peak < 4 << 20
 
 

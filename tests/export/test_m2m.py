@@ -256,6 +256,28 @@ def test_shards_are_the_same_model_and_a_run_is_what_was_read(folder, tmp_path):
         assert torch.equal(weight, loaded.model.get_parameter(name)), name
 
 
+def test_a_language_that_the_model_lacks_is_named_with_its_option(folder, tmp_path, tformer):
+    import_run(folder, RunDirectory(tmp_path / "imported"))
+    for option, side in (("--from", "source"), ("--to", "target")):
+        for command in ("translate", "distill"):
+            words = ["A dog"] if command == "translate" else ["-i", __file__, "-o", tmp_path / "x"]
+            result = tformer(command, tmp_path / "imported", *words, option, "xxx")
+            assert result.exit_code == 2
+            message = f"{option}: is no {side} language of the model (xxx); choose from: "
+            assert result.stderr.splitlines()[-1].startswith(message)
+
+
+def test_a_text_in_a_language_that_the_model_lacks_is_named(parity):
+    data, tokenizers = parity.ours.config.data, parity.ours.tokenizers
+    english = replace(data.train[0], source_language="english")
+    data = replace(data, train=(*data.train, english))
+    known = ", ".join(tokenizers.source.languages)
+    what = f"is in a language that the vocabulary lacks (english); choose from: {known}"
+    with pytest.raises(TformerError) as caught:
+        tokenizers.first_ids(data, english)
+    assert str(caught.value) == f"data.train.1: {what}"
+
+
 def refused(folder: Path, **options: str) -> list[str]:
     with pytest.raises(TformerError) as caught:
         import_run(folder, RunDirectory(folder.parent / "run"), **options)

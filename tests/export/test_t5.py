@@ -192,6 +192,15 @@ def test_weights_and_tokens_come_back_unchanged(parity, tmp_path):
     assert content_of(read_t5(tmp_path / "back")) == content_of(parity.ours)
 
 
+def test_a_folder_that_goes_back_writes_no_token_that_ours_does_not(parity, tmp_path):
+    T5Format().save(parity.ours, tmp_path / "back")
+    theirs = T5ForConditionalGeneration.from_pretrained(tmp_path / "back")
+    ids = theirs.generate(**parity.batch(LINES), num_beams=1, max_new_tokens=LONGEST)
+    found = parity.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    ours = parity.translator().translate(LINES, decoding=GreedyConfig(max_length=LONGEST))
+    assert found == ours
+
+
 def test_ctranslate2_translates_alike(parity, tmp_path):
     data = parity.ours.config.data
     text = CheckText.of(

@@ -168,7 +168,7 @@ def test_the_beginning_of_something_else_is_refused_by_name(tmp_path, changes, n
     with pytest.raises(UsageError) as caught:
         write(file, {**MADE_FROM, **changes})
     assert str(caught.value) == (
-        f"{partial(file)}: was begun from something else (another {named}); "
+        f"{partial(file)}: was begun from something else (different {named}); "
         "remove it, or name another file"
     )
     assert write(file) == 2

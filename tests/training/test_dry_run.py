@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from toy import CONFIG, MASKED, write_toy
+from toy import CONFIG, MASKED, write_languages, write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.tokenizer import CharConfig
@@ -104,6 +104,17 @@ def test_a_text_that_the_first_epoch_does_not_see_has_figures(tmp_path):
     config = SHORT.replace("target: train.tgt}", "target: train.tgt, weight: 0.01}")
     found = taken(write_toy(tmp_path / "data", pairs=1, config=config))
     assert (found.num_pairs, found.num_epochs) == (1, 24.0)
+
+
+def test_a_sample_keeps_the_languages_and_tags_of_each_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(dry_run_module, "SAMPLE_PAIRS", 60)
+    config = load_config(write_languages(tmp_path))
+    sampled, num_pairs = dry_run_module._sample(config, tmp_path)
+    assert num_pairs == 120
+    assert sampled.data.directions == config.data.directions
+    of_each = [[data.tags_of(text) for text in data.train] for data in (config.data, sampled.data)]
+    assert of_each[0] == of_each[1]
+    assert sampled.data.train != config.data.train
 
 
 def test_figures_of_a_sample_stand_for_the_whole_text(toy, tmp_path, monkeypatch):

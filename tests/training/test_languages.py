@@ -404,6 +404,10 @@ def test_an_export_is_checked_with_the_token_and_its_example_has_it(run, tmp_pat
     assert "Translates aa into bb, bb into aa, aa into cc:" in card
     code = card.partition("```python\n")[2].partition("```")[0]
     assert "['<tag_6>', *" in code
+    own = Translator.load(run.path)
+    for target in own.targets:
+        (token,) = own.tokenizers.source.tokens(own.into(target).tag_ids())
+        assert f"{token!r} ({target})" in code
     with contextlib.chdir(folder):
         exec(code, {})
     printed = capsys.readouterr().out.rstrip("\n")
@@ -421,6 +425,9 @@ def test_a_plain_folder_keeps_the_languages(run, tmp_path):
     assert plain.translate(["ab cd"], to="cc") == own.translate(["ab cd"], to="cc")
     with pytest.raises(ConfigError, match=r"must be of one target language in a Marian model"):
         export_run(run, tmp_path / "marian", "marian")
+    pytest.importorskip("ctranslate2")
+    with pytest.raises(ConfigError, match=r"must be of one target language in an Argos package"):
+        export_run(run, tmp_path / "argos", "argos")
 
 
 def test_a_server_has_the_direction_it_is_given_or_all(run):

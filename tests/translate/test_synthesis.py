@@ -263,22 +263,22 @@ def test_what_was_begun_from_something_else_is_refused_by_name(make, tmp_path, o
         make(**{"lines": SHORT, **options})
     assert str(raised.value) == (
         f"{tmp_path / 'new' / 'pairs.jsonl.partial'}: was begun from something else "
-        f"(another {named}); remove it, or name another file"
+        f"(different {named}); remove it, or name another file"
     )
 
 
 def test_a_changed_teacher_is_refused(make, teachers, tmp_path):
     assert killed(lambda: make(SHORT), 24)
-    with pytest.raises(TformerError, match=r"another model, teachers|another teachers, model"):
+    with pytest.raises(TformerError, match=r"different model, teachers|different teachers, model"):
         make(SHORT, teachers[::-1])
 
 
 def test_another_ensemble_is_refused(make, teachers):
     one, other = teachers
     assert killed(lambda: make(SHORT, [one], ensemble=[other]), 24)
-    with pytest.raises(TformerError, match=r"another model, teachers|another teachers, model"):
+    with pytest.raises(TformerError, match=r"different model, teachers|different teachers, model"):
         make(SHORT, [one], ensemble=[one])
-    with pytest.raises(TformerError, match=r"another model, teachers|another teachers, model"):
+    with pytest.raises(TformerError, match=r"different model, teachers|different teachers, model"):
         make(SHORT, [one])
 
 

@@ -1,5 +1,6 @@
 """The parallel text that a command is given: two files, or one file of pairs; its languages."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -33,13 +34,14 @@ OnErrorOption = Annotated[
         metavar="stop|skip",
     ),
 ]
+_LANGUAGE_OPTIONS = ("--source-language", "--target-language")
 SourceLanguageOption = Annotated[
     str | None,
-    typer.Option(help="ISO code, such as en. Default: by file name (.en) or script."),
+    typer.Option(help="ISO code, such as en. Default: by file name (.en), content or script."),
 ]
 TargetLanguageOption = Annotated[
     str | None,
-    typer.Option(help="ISO code, such as de. Default: by file name (.de) or script."),
+    typer.Option(help="ISO code, such as de. Default: by file name (.de), content or script."),
 ]
 
 
@@ -61,28 +63,62 @@ def given_text(
     return ParallelText(source=source, target=target)
 
 
-def language_of(text: Bitext, side: int, code: str | None, option: str) -> str:
-    """Return the ISO code of a side: given by `option`, or from its file name or script."""
-    from tformer_cli.corpus.reader import read_rows
-    from tformer_cli.text.language import (
-        is_language_code,
-        language_of_name,
-        language_of_script,
-        languages_of_name,
-    )
+def languages_of(
+    text: Bitext, source_language: str | None, target_language: str | None
+) -> tuple[str, str]:
+    """Return the ISO codes of both sides: given, or by file name, by content, or by script."""
+    from tformer_cli.text.language import is_language_code
 
-    if code is not None and not is_language_code(code):
-        raise UsageError(option, "must be an ISO code", got=code, remedy="write en, for instance")
+    given = source_language, target_language
+    for code, option in zip(given, _LANGUAGE_OPTIONS, strict=True):
+        if code is not None and not is_language_code(code):
+            remedy = "write en, for instance"
+            raise UsageError(option, "must be an ISO code", got=code, remedy=remedy)
+    codes = [code or named for code, named in zip(given, _named(text), strict=True)]
+    if isinstance(text, PairsFile) and None in codes:
+        codes = _declared(text, codes)
+    source, target = (code or _by_script(text, side) for side, code in enumerate(codes))
+    return source, target
+
+
+def _named(text: Bitext) -> Sequence[str | None]:
+    """Return the languages that the names of the files tell."""
+    from tformer_cli.text.language import language_of_name, languages_of_name
+
+    if isinstance(text, PairsFile):
+        return languages_of_name(text.pairs) or (None, None)
+    return [language_of_name(file) for file in (text.source, text.target)]
+
+
+def _declared(text: PairsFile, codes: Sequence[str | None]) -> list[str | None]:
+    """Return the codes, and for those that are missing the other languages of the file."""
+    from tformer_cli.corpus.records import declared_languages
+    from tformer_cli.text.language import base_language, is_language_code
+
+    languages = [code for code in declared_languages(text) if is_language_code(code)]
+    known = {base_language(code) for code in codes if code}
+    others = [language for language in languages if base_language(language) not in known]
+    if not languages:
+        return list(codes)
+    if len(others) != codes.count(None):
+        what = "does not tell which of its languages are source and target"
+        remedy = "add --source-language and --target-language"
+        raise UsageError(str(text.pairs), what, got=", ".join(languages), remedy=remedy)
+    return [code or others.pop(0) for code in codes]
+
+
+def _by_script(text: Bitext, side: int) -> str:
+    """Return the language of the script of a side."""
+    from tformer_cli.corpus.reader import read_rows
+    from tformer_cli.text.language import language_of_script
+
     file = (text.source_file, text.target_file)[side]
     if isinstance(text, PairsFile):
-        named = languages_of_name(file)
-        of_name = named and named[side]
-        lines = (row[side] for row in read_rows(text))
+        language = language_of_script(row[side] for row in read_rows(text))
     else:
-        of_name = language_of_name(file)
-        lines = (line for (line,) in read_rows(PlainText(text=file)))
-    language = code or of_name or language_of_script(lines)
+        language = language_of_script(line for (line,) in read_rows(PlainText(text=file)))
     if language is None:
         what = "has a language that neither its name nor its script tells"
-        raise UsageError(str(file), what, remedy=f"add {option} with an ISO code, such as en")
+        remedy = f"add {_LANGUAGE_OPTIONS[side]} with an ISO code, such as en"
+        raise UsageError(str(file), what, remedy=remedy)
     return language

@@ -14,7 +14,7 @@ from tformer_cli.cli.bitext import (
     TargetArgument,
     TargetLanguageOption,
     given_text,
-    language_of,
+    languages_of,
 )
 from tformer_cli.cli.entry import tell
 from tformer_cli.cli.options import JsonOption, WorkersOption
@@ -77,10 +77,7 @@ def clean(
     Example: tformer clean a.tsv --fields 2 4 -o b.gz --set data.filters.max_ratio=2
     """
     text = given_text(source, target, fields, on_error)
-    languages = (
-        language_of(text, 0, source_language, "--source-language"),
-        language_of(text, 1, target_language, "--target-language"),
-    )
+    languages = languages_of(text, source_language, target_language)
 
     from tformer_cli.corpus.clean import clean as clean_text
     from tformer_cli.corpus.filters import CLEANING
@@ -118,5 +115,6 @@ def _print(result: "Cleaning", as_json: bool) -> None:
         for row in result.examples[reason]:
             for side in ("source", "target"):
                 tell(f"  {row['line']}: {row[side][:MAX_SHOWN_CHARACTERS]}")
+    kept = result.report.kept
     tell(f"{result.record}: line, reason, source and target of each pair dropped")
-    tell(f"{files['source']}, {files['target']}: {result.report.kept:,} pairs")
+    tell(f"{files['source']}, {files['target']}: {kept:,} pair{'' if kept == 1 else 's'}")

@@ -17,7 +17,7 @@ from tformer_cli.cli.bitext import (
     TargetArgument,
     TargetLanguageOption,
     given_text,
-    language_of,
+    languages_of,
 )
 from tformer_cli.cli.entry import new_app, warn
 from tformer_cli.cli.options import FileArgument, SetOption
@@ -137,10 +137,7 @@ def new(
     from tformer_cli.corpus.held_out import given_split, split_text
     from tformer_cli.corpus.reader import first_rows
 
-    languages = (
-        language_of(text, 0, source_language, "--source-language"),
-        language_of(text, 1, target_language, "--target-language"),
-    )
+    languages = languages_of(text, source_language, target_language)
     if isinstance(text, PairsFile):
         text = replace(text, languages=languages)
     with progress_bar("pair") as bar:

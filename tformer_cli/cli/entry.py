@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tformer_cli.cli.options import HELP_PANELS, MAX_UNGROUPED, in_options
+from tformer_cli.cli.options import (
+    HELP_PANELS,
+    MAX_UNGROUPED,
+    OF_ARGUMENTS,
+    in_options,
+    with_options,
+)
 from tformer_cli.cli.options import message as text_of
 from tformer_cli.errors import (
     DeviceError,
@@ -72,6 +78,7 @@ class PlainCommand(PastableExamples, TyperCommand):
         """Run the command; with --quiet, what it prints on stderr goes nowhere.
 
         Raises:
+            TformerError: of the library, with the names of this command's options.
             Interrupted: Ctrl-C, which the command itself did not handle.
         """
         try:
@@ -80,6 +87,12 @@ class PlainCommand(PastableExamples, TyperCommand):
             nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - closed by `with`
             with nowhere, contextlib.redirect_stderr(nowhere):
                 return super().invoke(ctx)
+        except TformerError as error:
+            # An argument may have another option in another command: --from, --source-language.
+            own = {str(param.name): param.opts[0] for param in self.params}
+            own = {name: option for name, option in own.items() if name in OF_ARGUMENTS}
+            error.problems = tuple(with_options(problem, own) for problem in error.problems)
+            raise
         except KeyboardInterrupt:
             if is_terminal(sys.stderr):
                 # It has shown ^C.

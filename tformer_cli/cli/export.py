@@ -17,7 +17,7 @@ from tformer_cli.cli.bitext import (
     TargetArgument,
     TargetLanguageOption,
     given_text,
-    language_of,
+    languages_of,
 )
 from tformer_cli.cli.entry import suggest, tell
 from tformer_cli.cli.options import CheckpointOption, JsonOption, LeadingRunArgument, chosen_run
@@ -228,10 +228,7 @@ def extend(
     Example: tformer extend runs/six runs/seven corpus.tmx --target-language es
     """
     text = given_text(source, target, fields, on_error)
-    languages = (
-        language_of(text, 0, source_language, "--source-language"),
-        language_of(text, 1, target_language, "--target-language"),
-    )
+    languages = languages_of(text, source_language, target_language)
 
     from tformer_cli.export.extend import extend_run
 

@@ -1,5 +1,6 @@
 """Options that several commands share, how they change a config, and their Python names."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -163,21 +164,26 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
 
 def message(problem: Problem) -> str:
     """Return the message of a problem with options for Python arguments; its value is unchanged."""
-    where, what = in_options(problem.where), in_options(problem.what)
-    remedy = None if problem.remedy is None else in_options(problem.remedy)
-    return str(Problem(where, what, problem.got, remedy))
+    return str(with_options(problem, OF_ARGUMENTS))
 
 
-def in_options(text: str) -> str:
+def with_options(problem: Problem, options: Mapping[str, str]) -> Problem:
+    """Return a problem with options for Python arguments; its value is unchanged."""
+    where, what = in_options(problem.where, options), in_options(problem.what, options)
+    remedy = None if problem.remedy is None else in_options(problem.remedy, options)
+    return Problem(where, what, problem.got, remedy)
+
+
+def in_options(text: str, options: Mapping[str, str] = OF_ARGUMENTS) -> str:
     """Return a text with options for Python arguments in backticks.
 
     `workers=1` becomes --workers 1, and `fresh=True` becomes --fresh.
     """
 
     def option(name: str, value: str) -> str | None:
-        if name not in OF_ARGUMENTS:
+        if name not in options:
             return None
-        return f"{OF_ARGUMENTS[name]} {value.removeprefix('True')}".rstrip()
+        return f"{options[name]} {value.removeprefix('True')}".rstrip()
 
     return rename_arguments(text, option)
 

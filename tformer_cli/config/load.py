@@ -15,8 +15,9 @@ from tformer_cli.config.renamed import current_path, warn_of_renamed, with_curre
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL
+from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, MAX_COUNT
 from tformer_cli.config.schema.text import ParallelText, TrainingText
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.storage.atomic import write_text
@@ -83,7 +84,9 @@ def changed_filters(
         key = key.rpartition(".")[2]
         return f"write data.filters.{key}={value}" if hasattr(filters, key) else None
 
-    return _changed(Config(data=data), settings, "data.filters", remedy).data.filters
+    # Lengths in words are no matter of a batch.
+    config = Config(data=data, training=TrainingConfig(batch_tokens=MAX_COUNT))
+    return _changed(config, settings, "data.filters", remedy).data.filters
 
 
 def _changed(

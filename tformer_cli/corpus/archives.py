@@ -12,6 +12,7 @@ from tformer_cli.corpus.lines import decoded_or_errors, read_errors, zip_lines
 from tformer_cli.corpus.tables import Record, choose_fields
 from tformer_cli.errors import DataError
 from tformer_cli.extras import package
+from tformer_cli.text.language import language_of_name
 
 
 def read_zip(text: PairsFile) -> Iterator[Record]:
@@ -29,6 +30,13 @@ def read_zip(text: PairsFile) -> Iterator[Record]:
                     yield first if isinstance(first, DataError) else second  # type: ignore[misc]
                 else:
                     yield first, second
+
+
+def zip_languages(text: PairsFile) -> list[str]:
+    """Return the languages with which the names of files in a zip end."""
+    with _zip_errors(text.pairs), zipfile.ZipFile(text.pairs) as archive:
+        endings = (PurePath(name).suffix[1:] for name in archive.namelist())
+        return [ending for ending in endings if language_of_name(Path(f".{ending}"))]
 
 
 def read_parquet(text: PairsFile) -> Iterator[Record]:

@@ -35,7 +35,7 @@ from tformer_cli.corpus.filters import (
     Row,
     length_reasons,
 )
-from tformer_cli.corpus.lines import read_lines
+from tformer_cli.corpus.lines import read_errors, read_lines
 from tformer_cli.corpus.prefetch import chunks, map_in_processes
 from tformer_cli.corpus.reader import read_texts, text_changed
 from tformer_cli.errors import UsageError
@@ -150,7 +150,8 @@ def _check_files(inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
             what = "must be a regular file"
             raise UsageError(str(file), what, remedy="write it to a file first")
         # A missing file is refused by name.
-        next(read_lines(file), None)
+        with read_errors(str(file)):
+            file.open("rb").close()
     texts = {os.path.realpath(file) for file in inputs}
     for file in outputs:
         if os.path.realpath(file) in texts:

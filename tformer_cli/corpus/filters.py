@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 import re
 import unicodedata
 from collections import Counter
@@ -54,7 +55,9 @@ CLEANING = FilterConfig(
     max_similarity=0.8,
 )
 
-_MARKUP = re.compile(r"</?[A-Za-z][\w:-]*(?:\s[^<>]*)?/?>|<!--|&(?:[A-Za-z]\w{1,9}|#\w{1,6});")
+_MARKUP = re.compile(
+    r"(?P<tag></?[A-Za-z][\w:-]*)(?:\s[^<>]*)?/?>|<!--|&(?:[A-Za-z]\w{1,9}|#\w{1,6});"
+)
 
 
 @dataclass(slots=True)
@@ -197,7 +200,10 @@ def _letter_share(line: str) -> float:
 
 
 def _has_markup(_: PairFilter, row: Row, max_count: int) -> bool:
-    return any(len(_MARKUP.findall(line)) > max_count for line in row)
+    """Return whether markup has no counterpart in the other side; attributes may differ."""
+    counts = [Counter(match["tag"] or match[0] for match in _MARKUP.finditer(side)) for side in row]
+    shared = functools.reduce(operator.and_, counts) if len(counts) > 1 else Counter[str]()
+    return sum((count - shared).total() for count in counts) > max_count
 
 
 def _has_repeats(_: PairFilter, row: Row, max_count: int) -> bool:

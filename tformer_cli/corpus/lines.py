@@ -23,6 +23,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 SPLIT_SIDES = "write source and target into two text files, one sentence a line"
+CONVERT_TO_UTF8 = "convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`"
 _ARCHIVES = {
     rb".{257}ustar": ("a tar archive", "unpack it with `tar -xf`"),
     rb"PK\x03\x04": ("a zip archive", "unpack it with `unzip`"),
@@ -182,7 +183,7 @@ def _not_utf8(line: bytes, number: int, error_index: int, name: str) -> DataErro
     if number == 1 and line.startswith(UTF_16_MARKS):
         remedy = "it begins like UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
     else:
-        remedy = "convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`"
+        remedy = CONVERT_TO_UTF8
     column = len(line[:error_index].decode("utf-8")) + 1
     got = f"byte 0x{line[error_index]:02x} at column {column}"
     return DataError(f"{name}:{number}", "not UTF-8", got=got, remedy=remedy)

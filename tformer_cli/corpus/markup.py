@@ -55,6 +55,19 @@ def read_xliff(text: PairsFile) -> Iterator[Record]:
             yield DataError(where, what, got=" to ".join(unit.languages))
 
 
+def tmx_languages(text: PairsFile) -> list[str]:
+    """Return the languages of the first unit of a translation memory, the source first."""
+    parser = _TmxParser(str(text.pairs))
+    texts = next(iter(_units(text, parser)), _Unit(0)).texts
+    return sorted(texts, key=lambda tag: _primary(tag) != _primary(parser.source_language))
+
+
+def xliff_languages(text: PairsFile) -> list[str]:
+    """Return source and target language of the first unit of an XLIFF file, if it names them."""
+    unit = next(iter(_units(text, _XliffParser(str(text.pairs)))), _Unit(0))
+    return [language for language in unit.languages if language]
+
+
 class _UnitParser:
     """Collects the units of an XML file from the events of expat."""
 
@@ -114,10 +127,13 @@ class _UnitParser:
 
 
 class _TmxParser(_UnitParser):
+    source_language = ""
     language = ""
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        if name == "tu":
+        if name == "header":
+            self.source_language = attributes.get("srclang") or ""
+        elif name == "tu":
             self.unit = _Unit(self.expat.CurrentLineNumber)
         elif name == "tuv":
             self.language = attributes.get("xml:lang") or attributes.get("lang") or ""
@@ -170,7 +186,7 @@ def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
             try:
                 parser.expat.Parse(chunk, is_final)
             except expat.ExpatError as error:
-                got = expat.ErrorString(error.code)
+                got = expat.ErrorString(error.code).removeprefix("not well-formed ").strip("()")
                 where = f"{text.pairs}:{error.lineno}"
                 raise DataError(where, "is not well-formed XML", got=got) from None
             yield from parser.units

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tformer_cli.config.schema.text import PairsFile
-from tformer_cli.corpus.archives import read_arrow, read_parquet, read_zip
+from tformer_cli.corpus.archives import read_arrow, read_parquet, read_zip, zip_languages
 from tformer_cli.corpus.lines import BYTE_ORDER_MARK, open_decompressed
-from tformer_cli.corpus.markup import read_tmx, read_xliff
+from tformer_cli.corpus.markup import read_tmx, read_xliff, tmx_languages, xliff_languages
 from tformer_cli.corpus.tables import (
     Record,
     columns_in,
@@ -36,6 +36,11 @@ _READERS: Mapping[str, Callable[[PairsFile], Iterator[Record]]] = {
     "zip": read_zip,
     "Parquet": read_parquet,
     "Arrow": read_arrow,
+}
+_LANGUAGES: Mapping[str, Callable[[PairsFile], list[str]]] = {
+    "TMX": tmx_languages,
+    "XLIFF": xliff_languages,
+    "zip": zip_languages,
 }
 _ENDINGS = {
     ".tsv": "TSV",
@@ -100,6 +105,12 @@ def description_of(text: PairsFile) -> str:
     kind = kind_of(text.pairs)
     rows = {"TSV": tsv_rows, "CSV": csv_rows}.get(kind)
     return kind + (columns_in(rows(text), text) if rows else "")
+
+
+def declared_languages(text: PairsFile) -> list[str]:
+    """Return the languages that a file itself names, the source first; none of most formats."""
+    languages_of = _LANGUAGES.get(kind_of(text.pairs))
+    return languages_of(text) if languages_of else []
 
 
 def kind_of(path: Path) -> str:

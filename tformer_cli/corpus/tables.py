@@ -2,11 +2,12 @@
 
 import csv
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tformer_cli.config.schema.text import PairsFile
-from tformer_cli.corpus.lines import decoded_or_errors, open_decompressed
+from tformer_cli.corpus.lines import CONVERT_TO_UTF8, decoded_or_errors, open_decompressed
 from tformer_cli.errors import DataError
 from tformer_cli.storage.atomic import parse_json
 
@@ -18,6 +19,11 @@ Record = tuple[str, str] | DataError
 # Where a record is, and its cells or its JSON object.
 _Row = tuple[str, Sequence[str]]
 _Object = tuple[str, Mapping[str, object]]
+
+_QUOTED = re.compile(r'"[^"]*"')
+_OBJECTS = "write an object a line, as `jq -c '.[]'` does of a list"
+# Characters of a line that a message shows.
+_SHOWN = 40
 
 # Names of both fields, tried after the languages.
 _SIDE_NAMES = (("source", "target"), ("src", "tgt"), ("src", "trg"))
@@ -43,7 +49,7 @@ def csv_rows(text: PairsFile) -> Iterator[_Row | DataError]:
     with open_decompressed(text.pairs) as stream:
         lines = (line.decode("utf-8", "surrogateescape") for line in stream)
         first = next(lines, "").removeprefix("\ufeff")
-        delimiter = max(",;\t", key=first.count)
+        delimiter = max(",;\t", key=_QUOTED.sub("", first).count)
         rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
         yield from _csv_rows(rows, str(text.pairs))
 
@@ -108,17 +114,22 @@ def _csv_rows(rows: "_csv.Reader", name: str) -> Iterator[_Row | DataError]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield DataError(where, "is not CSV", got=str(error))
+            remedy = "close each quote, and double one within a cell"
+            yield DataError(where, "is not CSV", got=str(error), remedy=remedy)
             continue
         if any(map(_has_surrogate, row)):
-            yield DataError(where, "not UTF-8", remedy="convert it")
+            yield DataError(where, "not UTF-8", remedy=CONVERT_TO_UTF8)
         elif row:
             yield where, row
 
 
 def _columns(rows: Iterable[_Row | DataError], text: PairsFile) -> Iterator[Record]:
-    """Yield two columns of the rows."""
+    """Yield two columns of the rows, of which none has more than the first.
+
+    A text with a separator in it would move what follows to other columns.
+    """
     columns: tuple[int, int] | None = None
+    num_columns = 0
     for row in rows:
         if isinstance(row, DataError):
             yield row
@@ -126,9 +137,14 @@ def _columns(rows: Iterable[_Row | DataError], text: PairsFile) -> Iterator[Reco
         where, cells = row
         if columns is None:
             columns, is_header = _chosen_columns(where, cells, text)
+            num_columns = len(cells)
             if is_header:
                 continue
-        if max(columns) < len(cells):
+        if len(cells) > num_columns:
+            what = "has more columns than the first record"
+            got = f"{len(cells)} and {num_columns}"
+            yield DataError(where, what, got=got, remedy="is a separator within a text?")
+        elif max(columns) < len(cells):
             yield cells[columns[0]], cells[columns[1]]
         else:
             what = f"has no column {max(columns) + 1}"
@@ -165,10 +181,11 @@ def _json_object(where: str, line: str) -> _Object | DataError:
     try:
         value = parse_json(line)
     except ValueError as error:
-        got = str(error).partition(": line 1")[0]
-        return DataError(where, "is not JSON", got=got, remedy="write an object a line")
+        got = str(error).partition(": line 1")[0].removesuffix(" at")
+        return DataError(where, "is not JSON", got=got, remedy=_OBJECTS)
     if not isinstance(value, dict):
-        return DataError(where, "is not a JSON object", got=line[:40])
+        got = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+        return DataError(where, "is not a JSON object", got=got, remedy=_OBJECTS)
     return where, value
 
 

@@ -54,14 +54,14 @@ class ArgosFormat(CTranslate2Format):
         for name in ("lowercase", "nfkc"):
             if getattr(tokenizers.source.normalizer, name):
                 yield Problem(f"tokenizer.{name}", "must be none in an Argos package", "source")
-        # Argos puts nothing before a source.
-        data = trained.config.data
-        if len(data.targets) > 1:
-            what = "must be of one target language in an Argos package"
-            yield Problem("data.train", what, ", ".join(data.targets))
+        # Argos writes nothing in front of a source.
+        data, remedy = trained.config.data, 'use `format="ctranslate2"`'
         if data.prefixes is not None:
             prefixes = ", ".join(data.prefixes.values())
-            yield Problem("data.prefixes", "must be null in an Argos package", prefixes)
+            yield Problem("data.prefixes", "must be null in an Argos package", prefixes, remedy)
+        elif len(data.targets) > 1:
+            what = "must be of one target language in an Argos package"
+            yield Problem("data.train", what, ", ".join(data.targets), remedy)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         data = trained.config.data

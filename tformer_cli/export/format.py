@@ -10,7 +10,7 @@ from string import Template
 from typing import ClassVar
 
 from tformer_cli.choices import Quantization
-from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.data import DataConfig, target_token
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import ConfigError, Problem
@@ -21,6 +21,7 @@ from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Ids, Tokenizers
+from tformer_cli.text.vocabulary import tag_ids
 
 TEMPLATES = Path(__file__).with_name("templates")
 BEAM_SIZE = 5
@@ -178,6 +179,7 @@ def token_code(
         if code:
             tokens = f"[{code[0]!r}, *{tokens}]"
         text = f"{names[-1]}.decode({target_tokens})"
+    models += _target_tokens(trained)
     for token in reversed(source.tokens(first_ids(trained)[0])):
         # Languages, of a model that has several.
         tokens = f"[{token!r}, *{tokens}]"
@@ -185,3 +187,14 @@ def token_code(
     if source.normalizer.nfkc:
         imports.append("unicodedata")
     return {"modules": ", ".join(imports), "models": models, "tokens": tokens, "text": text}
+
+
+def _target_tokens(trained: TrainedModel) -> str:
+    """Return a comment with the token of each target language, if sources begin with one."""
+    data, tokenizers = trained.config.data, trained.tokenizers
+    if len(data.targets) < 2 or data.prefixes or isinstance(tokenizers.source, M2MTokenizer):
+        return ""
+    ids = tag_ids([target_token(target) for target in data.targets], data.tags)
+    tokens = zip(data.targets, tokenizers.source.tokens(ids), strict=True)
+    listed = ", ".join(f"{token!r} ({target})" for target, token in tokens)
+    return f"# A source begins with the token of its target language: {listed}.\n"

@@ -130,8 +130,7 @@ class T5Format(ImportedFormat):
         assert isinstance(model, EncoderDecoderConfig)
         write_weights(folder, to_theirs(our_weights(trained.model), tokenizer, model))
         write_json(folder / SETTINGS_FILE, config_json(trained.config, model, tokenizer))
-        search = _special_ids(tokenizer) | {"min_new_tokens": 1} | search_limits(trained.config)
-        write_json(folder / SEARCH_FILE, search)
+        write_json(folder / SEARCH_FILE, search_json(trained.config, model, tokenizer))
         write_json(folder / LANGUAGES_FILE, tokenizer_json(tokenizer))
         (folder / PIECES_FILE).write_bytes(tokenizer.model)
 
@@ -199,6 +198,17 @@ def config_json(
         **_special_ids(tokenizer),
         **({"task_specific_params": tasks} if tasks else {}),
     }
+
+
+def search_json(
+    config: Config, model: EncoderDecoderConfig, tokenizer: T5Tokenizer
+) -> dict[str, Any]:
+    """Return the content of generation_config.json: the run's search, by tokens that it allows."""
+    suppressed = sorted({tokenizer.rows[i] for i in tokenizer.suppressed_ids} - {-1})
+    # transformers' KV cache of a T5 has as many layers as the encoder.
+    use_cache = model.num_decoder_layers <= model.num_encoder_layers
+    settings = {"suppress_tokens": suppressed, "use_cache": use_cache, "min_new_tokens": 1}
+    return _special_ids(tokenizer) | settings | search_limits(config)
 
 
 def tokenizer_json(tokenizer: T5Tokenizer) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class PartialFile:
         ]
         if others:
             what = "was begun from something else"
-            got = f"another {', '.join(others)}"
+            got = f"different {', '.join(others)}"
             raise UsageError(str(self.path), what, got=got, remedy=REMEDY)
         num_left = self._num_bytes
         while num_left > 0 and (content := self._file.read(min(num_left, READ_BYTES))):

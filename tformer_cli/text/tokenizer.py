@@ -114,8 +114,10 @@ class Tokenizers:
         """Return the start id of a kind of network, EOS, and the ids that no translation has."""
         return self.start_id(kind), EOS_ID, self.target.suppressed_ids
 
-    def language_ids(self, languages: Direction) -> tuple[Ids, Ids]:
+    def language_ids(self, languages: Direction, where: str = "data") -> tuple[Ids, Ids]:
         """Return the language tokens that sources and targets begin with, if there are any.
+
+        `where` is what has the languages, for messages.
 
         Raises:
             UsageError: the vocabulary has tokens of languages, and not of one of these.
@@ -126,13 +128,16 @@ class Tokenizers:
         for name in languages:
             if name not in known:
                 remedy = f"choose from: {', '.join(known)}"
-                raise UsageError("the vocabulary", "has no such language", got=name, remedy=remedy)
+                what = "is in a language that the vocabulary lacks"
+                raise UsageError(where, what, got=name, remedy=remedy)
         source, target = languages
         return (known[source],), (known[target],)
 
     def first_ids(self, data: DataConfig, text: Text) -> tuple[Ids, Ids]:
         """Return what sources and targets of a text begin with: languages, a prefix and tags."""
-        source, target = self.language_ids(data.direction_of(text))
+        keys = (f"data.{key}" for key, other in data.texts().items() if other == text)
+        where = next(keys, str(text.source_file))
+        source, target = self.language_ids(data.direction_of(text), where)
         prefix = self.source.encode(data.prefix_of(text))
         return (*source, *prefix, *tag_ids(data.tags_of(text), data.tags)), target
 

@@ -271,7 +271,14 @@ def _with_lines_of(text: AnyTrainingText, files: Sequence[Path]) -> AnyTrainingT
     """Return a training text with plain files, one a side."""
     if isinstance(text, PlainTrainingText):
         return replace(text, text=files[0])
-    return TrainingText(source=files[0], target=files[1], weight=text.weight, tags=text.tags)
+    return TrainingText(
+        source=files[0],
+        target=files[1],
+        source_language=text.source_language,
+        target_language=text.target_language,
+        weight=text.weight,
+        tags=text.tags,
+    )
 
 
 def worst_case_steps(

@@ -193,6 +193,14 @@ def check_target(to: str, targets: Sequence[str]) -> None:
         raise UsageError("`to`", what, got=to, remedy=f"choose from: {', '.join(targets)}")
 
 
+def check_source(language: str, languages: Sequence[str]) -> None:
+    """Refuse a language that is no source language of a model."""
+    if language not in languages:
+        what = "is no source language of the model"
+        remedy = f"choose from: {', '.join(languages)}"
+        raise UsageError("`source_language`", what, got=language, remedy=remedy)
+
+
 def tags_into(to: str | None, targets: Sequence[str], tags: Sequence[str]) -> tuple[str, ...]:
     """Return the tags of a source, after the token of `to` if there are several target languages.
 

@@ -30,6 +30,7 @@ from tformer_cli.translate.options import (
     LineLimits,
     SearchOptions,
     TranslateOptions,
+    check_source,
     check_target,
     resolve_num_hypotheses,
     resolve_search,
@@ -134,6 +135,8 @@ class Translator:
             check_target(to, self.targets)
         target = to or self.languages[1]
         own, _ = self.config.data.direction_into(target)
+        if source is not None and isinstance(self.tokenizers.source, M2MTokenizer):
+            check_source(source, self.targets)
         languages = source or own, target
         if to in (None, self.to) and languages == self.languages:
             return self

@@ -67,7 +67,8 @@ class FilterConfig:
     min_letters: Share | None = None
     """Minimum share of letters among the characters of either side, whitespace excluded."""
     max_markup: CountOrZero | None = None
-    """Maximum number of tags, comments and entities of HTML or XML in either side."""
+    """Maximum number of tags, comments and entities of HTML or XML that one side has and the other
+    lacks."""
     max_repeats: Count | None = None
     """Maximum number of times that a character, digits excluded, stands in succession."""
     max_other_script: Share | None = None
