@@ -22,6 +22,7 @@ from tformer_cli.cli import (
     synthesize,
     train,
     translate,
+    tune,
 )
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.errors import StorageError
@@ -37,8 +38,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "distill": synthesize.distill,
     "back-translate": synthesize.back_translate,
     "eval": eval.evaluate,
-    "tune": eval.tune,
-    "calibrate": eval.calibrate,
+    "tune": tune.tune,
+    "calibrate": tune.calibrate,
     "score": eval.score,
     "compare": compare.compare,
     "clean": clean.clean,

@@ -9,6 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
@@ -89,8 +90,11 @@ class PlainCommand(PastableExamples, TyperCommand):
                 return super().invoke(ctx)
         except TformerError as error:
             # An argument may have another option in another command: --from, --source-language.
-            own = {str(param.name): param.opts[0] for param in self.params}
-            own = {name: option for name, option in own.items() if name in OF_ARGUMENTS}
+            own = {
+                str(param.name): param.opts[0]
+                for param in self.params
+                if param.name in OF_ARGUMENTS and param.opts[0].startswith("-")
+            }
             error.problems = tuple(with_options(problem, own) for problem in error.problems)
             raise
         except KeyboardInterrupt:
@@ -337,6 +341,12 @@ def begin(bar: "tqdm[NoReturn]", num_done: int, total: int) -> None:
     bar.reset(total)
     bar.initial = bar.n = num_done
     bar.refresh()
+
+
+def relative(file: Path) -> Path:
+    """Return a file relative to the working directory, if it is in there."""
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 def suggest(*words: object) -> None:

@@ -36,7 +36,7 @@ def line_windows(sentence: str | None, translator: "Translator") -> "Iterator[Se
         return chunks(argument_lines(sentence), WINDOW_LINES)
     if is_interactive():
         typer.echo(f"{translator.description}; type a sentence, Ctrl-D ends", err=True)
-        return ([line] for line in typed_lines(f"{translator.languages[0]}> "))
+        return ([line] for line in typed_lines(f"{translator.direction.languages[0]}> "))
     return available_lines(stdin_lines(), WINDOW_LINES)
 
 
