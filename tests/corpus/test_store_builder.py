@@ -25,13 +25,9 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus import prefetch, store_builder
 from tformer_cli.corpus.duplicates import pair_digests
 from tformer_cli.corpus.filters import FilterReport, PairFilter
+from tformer_cli.corpus.shards import encode_shard, read_shard
 from tformer_cli.corpus.store import TokenStore, id_dtype
-from tformer_cli.corpus.store_builder import (
-    StoreWriter,
-    encode_shard,
-    load_or_build_store,
-    read_shard,
-)
+from tformer_cli.corpus.store_builder import StoreWriter, load_or_build_store
 from tformer_cli.errors import DataError, DeviceError, StorageError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 

@@ -8,7 +8,6 @@ this module, so it does without torch.
 import contextlib
 import functools
 import hashlib
-import io
 import json
 import shutil
 import tempfile
@@ -17,16 +16,16 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, tag_names
 from tformer_cli.config.schema.text import AnyTrainingText, Text, TrainingBitext
-from tformer_cli.corpus.duplicates import UNIQUE, find_duplicates, fingerprints
-from tformer_cli.corpus.filters import KEPT, FilterReport, PairFilter, Row, filter_lengths
+from tformer_cli.corpus.duplicates import UNIQUE, find_duplicates
+from tformer_cli.corpus.filters import FilterReport, PairFilter
 from tformer_cli.corpus.prefetch import chunks, map_in_processes
 from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, reading_checksums, text_changed
+from tformer_cli.corpus.shards import Rows, encode_shard, encode_sides, id_dtypes, read_shard
 from tformer_cli.corpus.store import (
     OFFSET_DTYPE,
     SIDES,
@@ -34,7 +33,6 @@ from tformer_cli.corpus.store import (
     PairTags,
     TokenStore,
     build_store,
-    id_dtype,
     open_store,
     temperature_weights,
     write_index,
@@ -43,7 +41,6 @@ from tformer_cli.errors import DataError
 from tformer_cli.process import num_cores
 from tformer_cli.storage.atomic import (
     atomic_directory,
-    atomic_write,
     make_directory,
     recover_interrupted_writes,
     storage_errors,
@@ -58,7 +55,6 @@ SHARD_LINES = 1 << 13
 # Below this size of all texts, starting processes takes longer than encoding.
 SMALL_BYTES = 16 << 20
 
-Rows = Sequence[Row]
 # The number of a text, and a shard of it.
 ShardJob = tuple[int, Path, Rows]
 
@@ -246,7 +242,7 @@ class StoreWriter:
         # If this fails, the shards are still there.
         with atomic_directory(directory) as temporary:
             reports = self._merge_shards(temporary, kinds)
-            write_index(temporary, _id_dtypes(self.tokenizers, self._num_sides), reports)
+            write_index(temporary, id_dtypes(self.tokenizers, self._num_sides), reports)
 
     @property
     def _num_sides(self) -> int:
@@ -306,59 +302,6 @@ class StoreWriter:
         return final_reports
 
 
-def encode_shard(
-    path: Path, rows: Rows, tokenizers: Tokenizers, filters: PairFilter
-) -> FilterReport:
-    """Encode and filter lines into a shard file, unless it exists; return the filter counts."""
-    with contextlib.suppress(OSError, ValueError):
-        report = FilterReport(*read_shard(path)["report"].tolist())
-        if report.seen == len(rows):
-            return report
-    num_sides = len(rows[0])
-    reasons = filters.reasons(rows)
-    rows = [row for row, reason in zip(rows, reasons, strict=True) if reason == KEPT]
-    sides = encode_sides(rows, tokenizers) if rows else [[] for _ in range(num_sides)]
-    is_kept, report = filter_lengths(filters.config, *map(_lengths, sides))
-    report += FilterReport.of(reason for reason in reasons if reason != KEPT)
-    kept = np.flatnonzero(is_kept).tolist()
-    digests, signatures = fingerprints([rows[i] for i in kept], filters.config)
-    arrays: dict[str, Any] = {
-        "report": np.array(list(asdict(report).values())),
-        "digests": digests,
-        "signatures": signatures,
-    }
-    for side, dtype in enumerate(_id_dtypes(tokenizers, len(sides))):
-        kept_ids = [sides[side][i] for i in kept]
-        arrays[f"ids {side}"] = np.fromiter(chain.from_iterable(kept_ids), dtype=dtype)
-        arrays[f"lengths {side}"] = _lengths(kept_ids)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
-    return report
-
-
-def read_shard(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a shard file; raise ValueError if it is damaged."""
-    content = path.read_bytes()
-    checksum, arrays = content[:32], content[32:]
-    if hashlib.sha256(arrays).digest() != checksum:
-        raise ValueError(f"{path} is damaged")
-    with np.load(io.BytesIO(arrays)) as shard:
-        return dict(shard)
-
-
-def encode_sides(rows: Rows, tokenizers: Tokenizers) -> list[list[list[int]]]:
-    """Return the ids of each line, side by side."""
-    sides: list[tuple[str, ...]] = list(zip(*rows, strict=True))
-    both = tokenizers.source, tokenizers.target
-    return [tokenizer.encode_batch(lines) for tokenizer, lines in zip(both, sides, strict=False)]
-
-
-def _id_dtypes(tokenizers: Tokenizers, num_sides: int) -> list[str]:
-    return [id_dtype(side.size) for side in (tokenizers.source, tokenizers.target)[:num_sides]]
-
-
 def _key(
     texts: Sequence[AnyTrainingText],
     tokenizers: Tokenizers,
@@ -398,10 +341,6 @@ def _encode_in_child(
     directory: Path, filters: Sequence[PairFilter], job: ShardJob
 ) -> tuple[int, Path, FilterReport]:
     return _encode_job(_cached_tokenizers(directory), filters, job)
-
-
-def _lengths(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    return np.array([len(row) for row in rows], dtype=np.int64)
 
 
 def _total(reports: dict[Path, FilterReport]) -> FilterReport:
