@@ -79,6 +79,7 @@ from tformer_cli.training.validation import (
     check_validation,
     is_finished,
     sample_translations,
+    scored,
     selection_score,
     validate,
     validation_fingerprint,
@@ -333,17 +334,9 @@ class Trainer:
         except ShutdownRequested:
             return
         score = selection_score(validation, self.config)
-        progress = replace(state.progress, score=score)
-        is_best = progress.best_score is None or score >= progress.best_score
-        if is_best:
-            progress = replace(
-                progress, best_step=state.step, best_score=score, num_bad_validations=0
-            )
-        elif not self.config.training.is_bidirectional(state.step):
-            # Early stopping would leave the wanted direction alone without a step.
-            progress = replace(progress, num_bad_validations=progress.num_bad_validations + 1)
-        state.progress = progress
+        state.progress = scored(state.progress, score, self.config.training)
         samples = sample_translations(validation, self.config)
+        is_best = state.progress.best_step == state.step
         self.logger.log_validation(state.step, validation, samples, best=is_best)
 
     def _save(self, average: Network | None, shutdown: GracefulShutdown) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Self
 
@@ -170,6 +170,20 @@ def selection_score(validation: Validation, config: Config) -> float:
         # NaN compares with nothing; as -inf it is worse than any loss.
         return -math.inf if math.isnan(loss) else -loss
     return validation.scores[0].score
+
+
+def scored(progress: TrainingProgress, score: float, training: TrainingConfig) -> TrainingProgress:
+    """Return the progress after a validation: whether it is the best, and else how many were not.
+
+    Validations in both directions do not count for early stopping, which would leave the wanted
+    direction alone without a step.
+    """
+    progress = replace(progress, score=score)
+    if progress.best_score is None or score >= progress.best_score:
+        return replace(progress, best_step=progress.step, best_score=score, num_bad_validations=0)
+    if training.is_bidirectional(progress.step):
+        return progress
+    return replace(progress, num_bad_validations=progress.num_bad_validations + 1)
 
 
 def is_finished(progress: TrainingProgress, training: TrainingConfig) -> bool:
