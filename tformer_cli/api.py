@@ -376,7 +376,7 @@ def score(
         read_pairs(*files),
         names=(str(files[0]), str(files[1])),
         tags=translator.tag_ids(),
-        target_tags=translator.target_language_ids,
+        target_tags=translator.direction.target_ids,
         on_done=on_done,
         on_warning=on_warning,
     )

@@ -87,7 +87,7 @@ def test_lines_have_their_tokens_and_text(parity):
         ids = parity.tokenizer(line)["input_ids"]
         assert side.tokens([*source, *side.encode(line), EOS_ID]) == parity.named(ids)
         written = parity.tokenizer(text_target=line)["input_ids"]
-        target = [*parity.translator.target_language_ids, *side.encode(line), EOS_ID]
+        target = [*parity.translator.direction.target_ids, *side.encode(line), EOS_ID]
         assert side.tokens(target) == parity.named(written)
         if "<unk>" not in parity.named(ids):
             expected = parity.tokenizer.decode(written[1:-1])

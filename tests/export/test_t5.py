@@ -290,7 +290,7 @@ def test_the_language_that_is_asked_for_comes_first_and_others_stay(tmp_path):
     run = RunDirectory(tmp_path / "run")
     import_run(tmp_path / "t5", run, source_language="en", target_language="fr")
     translator = Translator.load(run.path, backend="native")
-    assert translator.targets == ("fr", "de")
+    assert translator.direction.targets == ("fr", "de")
     french, german = (translator.into(to).translate(SOURCES) for to in ("fr", "de"))
     assert translator.translate(SOURCES) == french != german
     with pytest.raises(TformerError, match="has no prefix in this model"):

@@ -405,7 +405,7 @@ def test_an_export_is_checked_with_the_token_and_its_example_has_it(run, tmp_pat
     code = card.partition("```python\n")[2].partition("```")[0]
     assert "['<tag_6>', *" in code
     own = Translator.load(run.path)
-    for target in own.targets:
+    for target in own.direction.targets:
         (token,) = own.tokenizers.source.tokens(own.into(target).tag_ids())
         assert f"{token!r} ({target})" in code
     with contextlib.chdir(folder):
@@ -420,7 +420,7 @@ def test_an_export_is_checked_with_the_token_and_its_example_has_it(run, tmp_pat
 def test_a_plain_folder_keeps_the_languages(run, tmp_path):
     export_run(run, tmp_path / "plain", "safetensors")
     plain = Translator.load(tmp_path / "plain")
-    assert plain.targets == ("bb", "aa", "cc")
+    assert plain.direction.targets == ("bb", "aa", "cc")
     own = Translator.load(run.path)
     assert plain.translate(["ab cd"], to="cc") == own.translate(["ab cd"], to="cc")
     with pytest.raises(ConfigError, match=r"must be of one target language in a Marian model"):

@@ -25,7 +25,7 @@ def translation(text, source, links=None):
 class Shouting:
     """Translates by capital letters, word by word, and remembers the sentences."""
 
-    languages = "en", "de"
+    direction = SimpleNamespace(languages=("en", "de"))
     postprocessor = SimpleNamespace(separator=" ")
 
     def __init__(self, *, has_aligner=True):

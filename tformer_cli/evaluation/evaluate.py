@@ -153,7 +153,7 @@ class Evaluator:
             translator.tokenizers,
             max_length=self.models[0].max_length,
             tags=translator.tag_ids(),
-            target_tags=translator.target_language_ids,
+            target_tags=translator.direction.target_ids,
         )
         problem = long_lines_warning(text, store)
         if problem is not None:

@@ -67,9 +67,11 @@ class ServedModel:
         They are those of the training texts, unless the translator was loaded for one of them.
         """
         translator = self.translator
-        data, own = translator.config.data, translator.languages
+        data, own = translator.config.data, translator.direction.languages
         trained = tuple(each for each in data.directions if each[0] != each[1])
-        is_chosen = translator.to is not None or own != data.direction_into(data.targets[0])
+        is_chosen = translator.direction.to is not None or own != data.direction_into(
+            data.targets[0]
+        )
         return (own,) if is_chosen or len(trained) < 2 else trained
 
     def into(self, direction: Direction | None) -> Translator:

@@ -240,5 +240,5 @@ def next_batch(waiting: Sequence[TranslationJob]) -> list[TranslationJob]:
 def _terminology(lines: tuple[str, ...], translator: Translator) -> Terminology | None:
     if not lines:
         return None
-    language = translator.languages[0]
+    language = translator.direction.languages[0]
     return Terminology(lines, "terminology", source_language=language)

@@ -58,7 +58,7 @@ def translate_document(
         TformerError: the document cannot be read, translated or written.
     """
     check_same_kind(path, output)
-    source_language, target_language = translator.languages
+    source_language, target_language = translator.direction.languages
     document = read_document(
         path, field=field, source_language=source_language, target_language=target_language
     )

@@ -124,7 +124,7 @@ def translate_text(
     translator.tag_ids(options.get("tags", ()))
     search = resolve_search(options.get("decoding"), translator.config)
     options["decoding"] = search
-    options["terminology"] = read_terminology(files.terminology, translator.languages[0])
+    options["terminology"] = read_terminology(files.terminology, translator.direction.languages[0])
     if isinstance(outputs, Path):
         assert isinstance(files.source, Path), "a document is a file"
         return translate_document(

@@ -8,7 +8,6 @@ from typing import TypedDict, get_args
 from tformer_cli.choices import LongLines, Utility
 from tformer_cli.config.load import changed_decoding
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import target_token
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
     DecodingConfig,
@@ -184,35 +183,6 @@ class TranslateOptions(TypedDict, total=False):
     line_stride: int
     on_done: Callable[[int], object]
     on_warning: Callable[[Problem], object]
-
-
-def check_target(to: str, targets: Sequence[str]) -> None:
-    """Refuse a language that is no target language of a model."""
-    if to not in targets:
-        what = "is no target language of the model"
-        raise UsageError("`to`", what, got=to, remedy=f"choose from: {', '.join(targets)}")
-
-
-def check_source(language: str, languages: Sequence[str]) -> None:
-    """Refuse a language that is no source language of a model."""
-    if language not in languages:
-        what = "is no source language of the model"
-        remedy = f"choose from: {', '.join(languages)}"
-        raise UsageError("`source_language`", what, got=language, remedy=remedy)
-
-
-def tags_into(to: str | None, targets: Sequence[str], tags: Sequence[str]) -> tuple[str, ...]:
-    """Return the tags of a source, after the token of `to` if there are several target languages.
-
-    Raises:
-        UsageError: there are several, and none is chosen.
-    """
-    if len(targets) < 2:
-        return tuple(tags)
-    if to is None:
-        what = "is required, since the model has several target languages"
-        raise UsageError("`to`", what, remedy=f"choose from: {', '.join(targets)}")
-    return target_token(to), *tags
 
 
 def resolve_search(

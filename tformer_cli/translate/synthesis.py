@@ -160,7 +160,7 @@ def synthesize(
         log=log,
     )
     if to is not None:
-        languages = models.translators[0].languages[:: 1 if real == "source" else -1]
+        languages = models.translators[0].direction.languages[:: 1 if real == "source" else -1]
         sides = replace(sides, source_language=languages[0], target_language=languages[1])
     made_from = {
         "tformer": __version__,

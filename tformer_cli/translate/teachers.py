@@ -144,4 +144,4 @@ class Teachers:
 
 
 def _languages(translator: Translator) -> str:
-    return " -> ".join(translator.languages)
+    return " -> ".join(translator.direction.languages)

@@ -18,11 +18,11 @@ from tformer_cli.process import tune_allocator
 from tformer_cli.search.engine import Engine, OnWarning, Request
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles
-from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.backend import find_files, load_engine, native_engine, shared
 from tformer_cli.translate.confidence import ConfidenceModel, load_confidence
+from tformer_cli.translate.direction import Direction
 from tformer_cli.translate.inspector import Inspector, Retry
 from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.options import (
@@ -30,12 +30,9 @@ from tformer_cli.translate.options import (
     LineLimits,
     SearchOptions,
     TranslateOptions,
-    check_source,
-    check_target,
     resolve_num_hypotheses,
     resolve_search,
     retry_search,
-    tags_into,
 )
 from tformer_cli.translate.postprocess import Postprocessor, Translation
 from tformer_cli.translate.preprocess import InputLine, Preprocessor, common_tags, zip_lines
@@ -105,14 +102,10 @@ class Translator:
         self.files: Sequence[ModelFiles] = ()  # of the models of a run, or of an ensemble
         data = config.data
         self.tags = data.tags
-        self.targets = data.targets
-        self.languages = data.direction_into(self.targets[0])
-        if isinstance(tokenizers.target, M2MTokenizer):
-            self.targets = tuple(tokenizers.target.languages)
-        self.to: str | None = None
+        self.direction = Direction.first(data, tokenizers)
         directions = ", ".join(f"{source} -> {target}" for source, target in data.directions)
         self.description = f"{directions}, {device}"
-        self.postprocessor = Postprocessor.of_direction(tokenizers, self.languages)
+        self.postprocessor = Postprocessor.of_direction(tokenizers, self.direction.languages)
         max_source_length = limits.get("max_source_length")
         if max_source_length is None:
             max_source_length = data.filters.max_length
@@ -126,41 +119,21 @@ class Translator:
         )
 
     def into(self, to: str | None, source: str | None = None) -> "Translator":
-        """Return this translator into one of the model's target languages, by the same engine.
-
-        The source language is by default that of all training texts into `to`, or of `data` if
-        they have several. Without `to`, the target language stays.
-        """
-        if to is not None:
-            check_target(to, self.targets)
-        target = to or self.languages[1]
-        own, _ = self.config.data.direction_into(target)
-        if source is not None and isinstance(self.tokenizers.source, M2MTokenizer):
-            check_source(source, self.targets)
-        languages = source or own, target
-        if to in (None, self.to) and languages == self.languages:
+        """Return this translator in another direction, by the same engine; see `Direction.into`."""
+        direction = self.direction.into(to, source)
+        if direction == self.direction:
             return self
         other = copy.copy(self)
-        other.to, other.languages = to or self.to, languages
-        other.postprocessor = Postprocessor.of_direction(self.tokenizers, languages)
+        other.direction = direction
+        other.postprocessor = Postprocessor.of_direction(self.tokenizers, direction.languages)
         uses_whitespace = other.postprocessor.separator != ""
         other.preprocessor = replace(self.preprocessor, uses_whitespace=uses_whitespace)
         return other
 
     def tag_ids(self, tags: Sequence[str] = ()) -> tuple[int, ...]:
         """Return the ids that each source begins with: those of a language, and tags."""
-        language, _ = self.tokenizers.language_ids(self.languages)
-        prefixes = self.config.data.prefixes
-        if prefixes is not None:
-            language = (*language, *self.tokenizers.source.encode(prefixes[self.languages[1]]))
-        names = tags if language else tags_into(self.to, self.targets, tags)
-        return (*language, *self.preprocessor.encode_tags(names, self.tags))
-
-    @property
-    def target_language_ids(self) -> tuple[int, ...]:
-        """The ids that each translation begins with: the token of its language, or none."""
-        _, target = self.tokenizers.language_ids(self.languages)
-        return target
+        ids, names = self.direction.start_of_source(tags)
+        return (*ids, *self.preprocessor.encode_tags(names, self.tags))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.description})"
@@ -359,9 +332,11 @@ class Translator:
             is_rated = scored and mbr is None and search == self.config.decoding
             confidence = self.load_confidence() if is_rated else None
             separator = self.postprocessor.separator
-            inspector = Inspector.of(self.languages, separator, keep, repair, count, confidence)
+            inspector = Inspector.of(
+                self.direction.languages, separator, keep, repair, count, confidence
+            )
         preprocessor = self.preprocessor
-        tag_ids, start = self.tag_ids(tags), self.target_language_ids
+        tag_ids, start = self.tag_ids(tags), self.direction.target_ids
         banned_ids = preprocessor.encode_banned(banned)
         numbers = itertools.count(first_line, line_stride)
 
@@ -419,7 +394,7 @@ class Translator:
             self.tokenizers,
             zip(sources, targets, strict=True),
             tags=own.tag_ids(),
-            target_tags=own.target_language_ids,
+            target_tags=own.direction.target_ids,
             on_done=on_done,
             on_warning=on_warning,
         )
