@@ -19,7 +19,7 @@ import numpy as np
 
 from tformer_cli import __version__
 from tformer_cli.config.schema.data import FilterConfig
-from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, PlainText
+from tformer_cli.config.schema.text import Bitext, Direction, PairsFile, ParallelText, PlainText
 from tformer_cli.corpus.duplicates import (
     DUPLICATE,
     SIMILAR,
@@ -42,7 +42,6 @@ from tformer_cli.errors import UsageError
 from tformer_cli.process import num_cores
 from tformer_cli.storage.atomic import file_checksum, open_atomic
 from tformer_cli.storage.partial_file import PartialFile, partial_file
-from tformer_cli.text.defects import LanguagePair
 from tformer_cli.text.segments import num_words
 
 # Pairs of a job of a process, and between two states that a kill leaves.
@@ -77,7 +76,7 @@ def clean(
     text: Bitext,
     output: str | os.PathLike[str],
     *,
-    languages: LanguagePair,
+    languages: Direction,
     filters: FilterConfig = CLEANING,
     held_out: Sequence[str | os.PathLike[str]] = (),
     workers: int | None = None,
@@ -133,7 +132,7 @@ def clean(
     return Cleaning(sides, record_file, report, examples)
 
 
-def _output_files(prefix: Path, languages: LanguagePair) -> tuple[ParallelText, Path]:
+def _output_files(prefix: Path, languages: Direction) -> tuple[ParallelText, Path]:
     """Return the files of both sides, and of the record."""
     ending = ".gz" if prefix.suffix == ".gz" else ""
     stem = str(prefix).removesuffix(ending)

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tformer_cli.config.schema.data import FilterConfig
-from tformer_cli.config.schema.text import Text
+from tformer_cli.config.schema.text import Direction, Text
 from tformer_cli.corpus.held_out import EMPTY_KEY, line_key
 from tformer_cli.corpus.reader import read_rows
 from tformer_cli.errors import UsageError
 from tformer_cli.extras import package
-from tformer_cli.text.defects import LanguagePair, copied_share, foreign_share, lost_numbers
+from tformer_cli.text.defects import copied_share, foreign_share, lost_numbers
 from tformer_cli.text.language import base_language
 
 Row = tuple[str, ...]
@@ -144,12 +144,12 @@ class PairFilter:
     """
 
     config: FilterConfig
-    languages: LanguagePair
+    languages: Direction
     held_out: frozenset[int] = frozenset()
 
     @classmethod
     def of_texts(
-        cls, config: FilterConfig, directions: Sequence[LanguagePair], held_out: Iterable[Text]
+        cls, config: FilterConfig, directions: Sequence[Direction], held_out: Iterable[Text]
     ) -> "list[PairFilter]":
         """Return the filter of each text, by its source and target language.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, tag_names
-from tformer_cli.config.schema.text import AnyTrainingText, Text, TrainingBitext
+from tformer_cli.config.schema.text import AnyTrainingText, Direction, Text, TrainingBitext
 from tformer_cli.corpus.duplicates import UNIQUE, find_duplicates
 from tformer_cli.corpus.filters import FilterReport, PairFilter
 from tformer_cli.corpus.prefetch import chunks, map_in_processes
@@ -47,7 +47,6 @@ from tformer_cli.storage.atomic import (
 )
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.terminal import progress_bar
-from tformer_cli.text.defects import LanguagePair
 from tformer_cli.text.tokenizer import Ids, Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import tag_ids
 
@@ -139,7 +138,7 @@ def load_or_build_store(
     filters: FilterConfig,
     *,
     first_ids: Sequence[tuple[Ids, Ids]] | None = None,
-    directions: Sequence[LanguagePair] | None = None,
+    directions: Sequence[Direction] | None = None,
     held_out: Sequence[Text] = (),
     stores: Path,
     weights_of: Callable[[Sequence[int]], Sequence[float]] | None = None,
@@ -306,7 +305,7 @@ def _key(
     texts: Sequence[AnyTrainingText],
     tokenizers: Tokenizers,
     filters: FilterConfig,
-    directions: Sequence[LanguagePair],
+    directions: Sequence[Direction],
     held_out: Sequence[Text],
     stores: Path,
 ) -> str:

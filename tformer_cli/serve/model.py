@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.text import Direction
 from tformer_cli.storage.run_directory import EXPORT_FILE, MODEL_FILE, RunDirectory
+from tformer_cli.translate.direction import TranslationDirection
 from tformer_cli.translate.options import SearchOptions, resolve_search
 from tformer_cli.translate.translator import Translator
 
@@ -67,12 +68,10 @@ class ServedModel:
         They are those of the training texts, unless the translator was loaded for one of them.
         """
         translator = self.translator
-        data, own = translator.config.data, translator.direction.languages
+        data, own = translator.config.data, translator.direction
         trained = tuple(each for each in data.directions if each[0] != each[1])
-        is_chosen = translator.direction.to is not None or own != data.direction_into(
-            data.targets[0]
-        )
-        return (own,) if is_chosen or len(trained) < 2 else trained
+        is_chosen = own != TranslationDirection.first(data, translator.tokenizers)
+        return (own.languages,) if is_chosen or len(trained) < 2 else trained
 
     def into(self, direction: Direction | None) -> Translator:
         """Return the translator of a direction; None is the only one."""

@@ -6,14 +6,13 @@ import unicodedata
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.text.language import scripts_of
 from tformer_cli.text.segments import folded_words, num_words, word_separator, words
 from tformer_cli.text.spans import KeptSpans, find_spans
 
 # Kinds of what is wrong with a text as a whole.
 TEXT_DEFECTS = ("copies", "loops", "untranslated", "empty", "wrong script", "wrong length")
-
-LanguagePair = tuple[str, str]  # of source and target
 
 # Longest phrase, in words, whose repetition is looked for.
 MAX_LOOP = 8
@@ -44,7 +43,7 @@ class Defect:
 
 
 def text_defects(
-    source: str, translation: str, reference: str | None = None, *, languages: LanguagePair
+    source: str, translation: str, reference: str | None = None, *, languages: Direction
 ) -> Iterator[Defect]:
     """Yield what is wrong with a text as a whole, but not what a reference has too.
 
@@ -162,7 +161,7 @@ def foreign_share(text: str, language: str) -> float:
     return num_foreign / max(1, sum(map(str.isalpha, text)))
 
 
-def copied_share(source: str, translation: str, languages: LanguagePair) -> float:
+def copied_share(source: str, translation: str, languages: Direction) -> float:
     """Return the share of a translation's words that its source has, without names and numbers.
 
     It is 0 if they are fewer than `MIN_LEFT`, or if neither language has spaces between words:
@@ -212,7 +211,7 @@ def _common_words(line: str, language: str) -> list[str]:
 
 
 def _left_words(
-    source: str, translation: str, reference: str | None, languages: LanguagePair
+    source: str, translation: str, reference: str | None, languages: Direction
 ) -> tuple[str, ...]:
     """Return the source words of which most of a translation consists; none if it is few."""
     if reference is None:
@@ -227,6 +226,6 @@ def _left_words(
     return tuple(dict.fromkeys(kept)) if is_untranslated else ()
 
 
-def _is_wrong_length(source: str, translation: str, languages: LanguagePair) -> bool:
+def _is_wrong_length(source: str, translation: str, languages: Direction) -> bool:
     shorter, longer = sorted(map(num_words, (source, translation), languages))
     return longer > MAX_LENGTH_RATIO * shorter + MAX_EXTRA_WORDS

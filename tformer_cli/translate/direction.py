@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from tformer_cli.config.schema.data import DataConfig, target_token
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import UsageError
-from tformer_cli.text.defects import LanguagePair
 from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
 
 
 @dataclass(frozen=True, slots=True)
-class Direction:
+class TranslationDirection:
     """The languages of a translation by a model.
 
     Attributes:
@@ -24,7 +24,7 @@ class Direction:
 
     data: DataConfig = field(compare=False)
     tokenizers: Tokenizers = field(compare=False)
-    languages: LanguagePair
+    languages: Direction
     to: str | None = None
 
     @classmethod

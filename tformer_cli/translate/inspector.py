@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.search.engine import OnWarning, Request
-from tformer_cli.text.defects import Defect, LanguagePair, term_defects, text_defects
+from tformer_cli.text.defects import Defect, term_defects, text_defects
 from tformer_cli.text.spans import OPAQUE, KeptSpans, find_spans
 from tformer_cli.translate.confidence import ConfidenceModel
 from tformer_cli.translate.line_search import LineSearch
@@ -39,7 +40,7 @@ class Inspector:
         confidence: says how good a translation is expected to be, if it is known.
     """
 
-    languages: LanguagePair
+    languages: Direction
     inspected_spans: KeptSpans
     kept: KeptSpans
     repairs_all: bool
@@ -49,7 +50,7 @@ class Inspector:
     @classmethod
     def of(
         cls,
-        languages: LanguagePair,
+        languages: Direction,
         separator: str,
         keep: Sequence[str],
         repair: bool,

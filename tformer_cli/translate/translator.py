@@ -22,7 +22,7 @@ from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.backend import find_files, load_engine, native_engine, shared
 from tformer_cli.translate.confidence import ConfidenceModel, load_confidence
-from tformer_cli.translate.direction import Direction
+from tformer_cli.translate.direction import TranslationDirection
 from tformer_cli.translate.inspector import Inspector, Retry
 from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.options import (
@@ -102,7 +102,7 @@ class Translator:
         self.files: Sequence[ModelFiles] = ()  # of the models of a run, or of an ensemble
         data = config.data
         self.tags = data.tags
-        self.direction = Direction.first(data, tokenizers)
+        self.direction = TranslationDirection.first(data, tokenizers)
         directions = ", ".join(f"{source} -> {target}" for source, target in data.directions)
         self.description = f"{directions}, {device}"
         self.postprocessor = Postprocessor.of_direction(tokenizers, self.direction.languages)
@@ -119,7 +119,10 @@ class Translator:
         )
 
     def into(self, to: str | None, source: str | None = None) -> "Translator":
-        """Return this translator in another direction, by the same engine; see `Direction.into`."""
+        """Return this translator in another direction, by the same engine.
+
+        The arguments and errors are those of `TranslationDirection.into`.
+        """
         direction = self.direction.into(to, source)
         if direction == self.direction:
             return self
