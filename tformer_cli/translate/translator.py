@@ -119,10 +119,7 @@ class Translator:
         )
 
     def into(self, to: str | None, source: str | None = None) -> "Translator":
-        """Return this translator in another direction, by the same engine.
-
-        The arguments and errors are those of `TranslationDirection.into`.
-        """
+        """Return this translator, with its engine, into `to`; see `TranslationDirection.into`."""
         direction = self.direction.into(to, source)
         if direction == self.direction:
             return self
