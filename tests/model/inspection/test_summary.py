@@ -1,6 +1,7 @@
 """What is said of a network, beside the network itself."""
 
 import re
+from functools import partial
 from itertools import product
 
 import torch
@@ -67,6 +68,18 @@ def test_parameters_add_up(config):
 
 def test_skeleton_takes_no_memory():
     assert all(weight.is_meta for weight in sketch(TINY).parameters())
+
+
+@given(members)
+def test_skeleton_needs_no_help_of_linspace(config):
+    # A program that has loaded a model by transformers is left with such a linspace.
+    original = torch.linspace
+    torch.linspace = partial(original, device="cpu")
+    try:
+        network = sketch(config)
+    finally:
+        torch.linspace = original
+    assert all(tensor.is_meta for tensor in (*network.parameters(), *network.buffers()))
 
 
 def test_layers_that_are_alike_are_one_part():

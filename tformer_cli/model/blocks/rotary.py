@@ -64,7 +64,9 @@ def scaled_frequencies(head_dim: int, config: RotaryPositions) -> tuple[Tensor, 
     if isinstance(scaling, NtkScaling):
         # The highest frequency stays, the lowest is divided by the factor: a base that is
         # factor^(Dh / (Dh - 2)) times as large (Peng et al. 2023, section 3.1).
-        return frequencies / scaling.factor ** torch.linspace(0, 1, len(frequencies)), factor
+        # The device is named: transformers 5 lets linspace forget torch's meta device for good.
+        exponents = torch.linspace(0, 1, len(frequencies), device=frequencies.device)
+        return frequencies / scaling.factor**exponents, factor
     if isinstance(scaling, YarnScaling):
         # NTK by parts (Peng et al. 2023, section 3.2).
         ramp = interpolation_ramp(head_dim, config.base, scaling)
