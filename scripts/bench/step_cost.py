@@ -11,7 +11,7 @@ import typer
 from cli import AsJson, Rounds, Threads, rounds_on, show
 from harness import aligned, median_and_range, play_rounds, ratios
 from sweep import UNCHANGED, Variants, settings_of, title_of
-from train_baselines import prepared, training_worker
+from train_baselines import prepared, training_workers
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
@@ -54,10 +54,11 @@ def step_cost(
     check_data_files(configs[0].data)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workers = {}
-        for variant, changed in zip(chosen, configs, strict=True):
-            run = prepared(changed, folder / str(len(workers)))
-            workers[variant] = stack.enter_context(training_worker("ours", run, threads))
+        entries = {
+            variant: ("ours", prepared(changed, folder / str(number)))
+            for number, (variant, changed) in enumerate(zip(chosen, configs, strict=True))
+        }
+        workers = stack.enter_context(training_workers(entries, threads))
 
         def turn(variant: str) -> float:
             return workers[variant].ask(seconds=seconds)["tokens_per_second"]

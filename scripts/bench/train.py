@@ -17,7 +17,7 @@ import harness
 import torch
 import typer
 from flops import CPU, gemm_flops, training_flops
-from train_baselines import BASELINES, CONFIG, SMALL, TINY, prepared, training_worker
+from train_baselines import BASELINES, CONFIG, SMALL, TINY, prepared, training_workers
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import check_data_files, load_config
@@ -50,14 +50,13 @@ def compare(
     memory: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workers = {}
+        entries = {}
         for precision in precisions:
             training = replace(config.training, precision=precision)
             run = prepared(replace(config, training=training), folder / precision)
-            for name in BASELINES:
-                entry = name if precision == "float32" else f"{name} {precision}"
-                worker = training_worker(name, run, threads)
-                workers[entry] = stack.enter_context(worker)
+            suffix = "" if precision == "float32" else f" {precision}"
+            entries |= {name + suffix: (name, run) for name in BASELINES}
+        workers = stack.enter_context(training_workers(entries, threads))
 
         def speed(entry: str) -> float:
             if entry == GEMM:

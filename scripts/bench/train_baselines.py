@@ -4,9 +4,10 @@ Both train Marian's network: post-norm, sinusoidal positions, tied embeddings, d
 and on the output of each block. They begin with the same weights and see the same batches.
 """
 
+import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,10 +121,21 @@ def take_steps(steps: Iterator[Step], seconds: float) -> list[Step]:
     return taken
 
 
-def training_worker(name: str, run: RunDirectory, threads: int) -> Worker:
-    """Start a baseline on the config and the tokenizers of a run folder."""
-    arguments = {"name": name, "folder": str(run.path), "threads": threads}
-    return Worker("train_baselines.serve_training", **arguments)
+@contextlib.contextmanager
+def training_workers(
+    entries: Mapping[str, tuple[str, RunDirectory]], threads: int
+) -> Iterator[dict[str, Worker]]:
+    """Start a process for each entry: a baseline on the config and tokenizers of a run folder."""
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for entry, (name, run) in entries.items():
+            arguments = {"name": name, "folder": str(run.path), "threads": threads}
+            worker = Worker("train_baselines.serve_training", **arguments)
+            workers[entry] = stack.enter_context(worker)
+        for worker in workers.values():
+            # One step, so that none starts or warms up beside another's first turn.
+            worker.ask(seconds=0)
+        yield workers
 
 
 def serve_training(

@@ -28,7 +28,7 @@ from train_baselines import (
     marian_state,
     steps_of,
     take_steps,
-    training_worker,
+    training_workers,
 )
 from typer.testing import CliRunner
 
@@ -204,13 +204,36 @@ def test_table_reads_as_a_column_a_size():
     assert table.split("\n") == lines
 
 
+def test_no_turn_begins_before_all_have_started(tmp_path, monkeypatch):
+    events = []
+
+    class Recorded:
+        def __init__(self, call: str, *, name: str, **arguments: object) -> None:
+            self.name = name
+            events.append(("started", name))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            events.append(("ended", self.name))
+
+        def ask(self, *, seconds: float) -> None:
+            events.append(("took a step", self.name))
+
+    monkeypatch.setattr(train_baselines, "Worker", Recorded)
+    entries = {name: (name, RunDirectory(tmp_path)) for name in ("ours", "hf")}
+    with training_workers(entries, threads=1) as workers:
+        assert list(workers) == ["ours", "hf"]
+        steps = [("took a step", "ours"), ("took a step", "hf")]
+        assert events == [("started", "ours"), ("started", "hf"), *steps]
+
+
 def test_baseline_that_fails_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with (
-        training_worker("hf", RunDirectory(tmp_path), threads=1) as worker,
-        pytest.raises(TrainingError) as raised,
-    ):
-        worker.ask(seconds=0.1)
+    entries = {"hf bfloat16": ("hf", RunDirectory(tmp_path))}
+    with pytest.raises(TrainingError) as raised, training_workers(entries, threads=1):
+        pass
     assert str(raised.value) == "hf: has failed (exit code 1); see its output above"
 
 
