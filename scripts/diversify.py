@@ -2,9 +2,9 @@
 """Diversify a corpus and train on it: data diversification (Nguyen et al. 2020), in one round.
 
 Teachers of both directions, which differ by their seed, are trained on the corpus of a config. The
-forward ones translate its sources, the backward ones its targets, and the model of the config is
-trained on the original and all synthetic pairs together. No other text is needed. Re-running an
-interrupted command resumes it.
+forward ones translate its sources, the backward ones its targets, and the last model is trained on
+the original and all synthetic pairs together. No other text is needed. Re-running an interrupted
+command resumes it.
 
 Example: python scripts/diversify.py configs/multi30k.yaml --teachers 3
 """
@@ -40,11 +40,14 @@ OTHER_SIDE = {"source": "target", "target": "source"}
 DIRECTIONS: dict[str, RealSide] = {"forward": "source", "backward": "target"}
 
 
-def diversify(config: Config, folder: Path, num_teachers: int, device: str = "auto") -> Path:
-    """Train teachers, let them translate, and train the model of a config on all pairs.
+def diversify(
+    config: Config, last: Config, folder: Path, num_teachers: int, device: str = "auto"
+) -> Path:
+    """Train teachers, let them translate, and train the last model on all pairs.
 
     Args:
-        config: of a model that translates.
+        config: of the teachers: a model that translates.
+        last: of the last model, which has the corpus of the teachers.
         folder: for all runs and texts.
         num_teachers: of each direction; their seeds follow that of the config.
         device: as for `train`.
@@ -71,8 +74,8 @@ def diversify(config: Config, folder: Path, num_teachers: int, device: str = "au
             texts.append(replace(text, source=synthetic.source, target=synthetic.target))
     final = folder / "final"
     tell(f"{final}: training on {len(texts)} texts")
-    data = replace(config.data, train=tuple(texts))
-    return train(replace(config, data=data), final, device=device)
+    data = replace(last.data, train=tuple(texts))
+    return train(replace(last, data=data), final, device=device)
 
 
 def reversed_config(config: Config) -> Config:
@@ -157,6 +160,14 @@ def main(
         int, typer.Option("--teachers", min=1, help="Teachers of each direction.")
     ] = 3,
     settings: SetOption = None,
+    last_settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set-last",
+            metavar="KEY=VALUE",
+            help="Change a key for the last model alone; repeatable.",
+        ),
+    ] = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Train on a corpus, on its translations by other models, and on its translations back.
@@ -165,13 +176,15 @@ def main(
     command resumes it.
 
     Example: python scripts/diversify.py configs/multi30k.yaml --teachers 3
+    --set-last training.max_steps=24000
     """
     config = load_config(file, settings or ())
+    last = load_config(file, [*(settings or ()), *(last_settings or ())])
     if config.model.kind == "masked_encoder":
         what = "must be a model that translates"
         raise UsageError("model.kind", what, got=config.model.kind)
     folder = folder or RUNS / f"{file.stem}-diversified"
-    final = diversify(config, folder, num_teachers, device)
+    final = diversify(config, last, folder, num_teachers, device)
     suggest("compare", folder / "forward-1", final)
 
 

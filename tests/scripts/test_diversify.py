@@ -41,12 +41,13 @@ def test_a_model_of_the_other_direction_has_all_sides_exchanged(tmp_path):
 
 @pytest.mark.slow
 def test_the_last_model_is_trained_on_the_corpus_and_on_what_both_directions_write(tmp_path):
-    config = load_config(toy_config(tmp_path / "data"))
+    file = toy_config(tmp_path / "data")
+    config, last = load_config(file), load_config(file, ["model.dropout=0.3"])
     folder = tmp_path / "new"
-    final = diversify.diversify(config, folder, 2, "cpu")
+    final = diversify.diversify(config, last, folder, 2, "cpu")
     (original,) = config.data.train
     trained_on = load_config(RunDirectory(final).config_file)
-    assert trained_on.seed == config.seed
+    assert (trained_on.seed, trained_on.model) == (config.seed, last.model)
     assert trained_on.data.train[0] == original
     (forward, backward) = trained_on.data.train[1:]
     sides = [original.source.read_text().splitlines(), original.target.read_text().splitlines()]
@@ -65,13 +66,14 @@ def test_the_last_model_is_trained_on_the_corpus_and_on_what_both_directions_wri
         ]
         pairs = zip(real.read_text().splitlines(), machine.read_text().splitlines(), strict=True)
         assert list(pairs) == expected
-        seeds = [load_config(RunDirectory(teacher).config_file).seed for teacher in teachers]
-        assert seeds == [config.seed + 1, config.seed + 2]
+        configs = [load_config(RunDirectory(teacher).config_file) for teacher in teachers]
+        assert [each.seed for each in configs] == [config.seed + 1, config.seed + 2]
+        assert [each.model for each in configs] == [config.model, config.model]
 
     # The same call changes nothing.
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*-text-*")}
     steps = (final / "last").read_text()
-    assert diversify.diversify(config, folder, 2, "cpu") == final
+    assert diversify.diversify(config, last, folder, 2, "cpu") == final
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*-text-*")} == before
     assert (final / "last").read_text() == steps
 
@@ -88,11 +90,16 @@ def test_the_demo_is_diversified_in_some_steps_by_one_command(tmp_path):
     words = [f"--set={setting}" for setting in [f"data.root={tmp_path}", *small]]
     command = [sys.executable, ROOT / "scripts" / "diversify.py", ROOT / "configs" / "demo.yaml"]
     done = subprocess.run(
-        [*command, "--folder", tmp_path / "all", "--teachers", "1", "--device", "cpu", *words],
+        [
+            *(*command, "--folder", tmp_path / "all", "--teachers", "1", "--device", "cpu", *words),
+            *("--set-last", "training.max_steps=5"),
+        ],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert f"next: tformer compare {tmp_path}/all/forward-1 {tmp_path}/all/final" in done.stderr
+    steps = {run: (tmp_path / "all" / run / "last").read_text() for run in ("forward-1", "final")}
+    assert steps == {"forward-1": "step-000004\n", "final": "step-000005\n"}
     rows = (tmp_path / "all" / "backward-text-0-by-1.jsonl").read_text("utf-8").splitlines()
     assert json.loads(rows[0])["teacher"] == str(tmp_path / "all" / "backward-1")

@@ -64,7 +64,7 @@ def scaled_frequencies(head_dim: int, config: RotaryPositions) -> tuple[Tensor, 
     if isinstance(scaling, NtkScaling):
         # The highest frequency stays, the lowest is divided by the factor: a base that is
         # factor^(Dh / (Dh - 2)) times as large (Peng et al. 2023, section 3.1).
-        # The device is named: transformers 5 lets linspace forget torch's meta device for good.
+        # Named, since linspace may ignore torch.device once transformers 5 has loaded a model.
         exponents = torch.linspace(0, 1, len(frequencies), device=frequencies.device)
         return frequencies / scaling.factor**exponents, factor
     if isinstance(scaling, YarnScaling):
