@@ -248,6 +248,18 @@ def test_the_old_one_translates_until_the_new_one_is_loaded(run, translator):
     queue.close()
 
 
+def test_a_run_that_is_calibrated_now_is_loaded_again(run):
+    loaded = []
+    model = ServedModel(run, "best", lambda: loaded.append(run.confidence_file.exists()))
+    model.reload()
+    assert loaded == [False]
+    run.confidence_file.write_text("{}", encoding="utf-8")
+    model.reload()
+    wait_for_loader(model)
+    model.reload()
+    assert loaded == [False, True]
+
+
 def test_a_search_is_checked_once_for_each_checkpoint(run):
     sizes = iter([2, 7])
 
@@ -288,7 +300,12 @@ def test_versions_are_those_of_the_checkpoint_that_is_named(run, checkpoint):
         run.point(checkpoint, new)
     else:
         assert before is None
-    assert find_version(run, checkpoint).folder == new
+    found = find_version(run, checkpoint)
+    assert (found.folder, found.confidence) == (new, None)
+    run.confidence_file.write_text("{}", encoding="utf-8")
+    calibrated = find_version(run, checkpoint)
+    assert calibrated == found._replace(confidence=calibrated.confidence) != found
+    assert find_version(run, checkpoint) == calibrated
     time.sleep(0.01)
     (new / "model.safetensors").write_bytes(b"")
     shutil.rmtree(new)

@@ -1,4 +1,4 @@
-"""A model that is served: its translator, replaced when the run has a newer checkpoint."""
+"""A model that is served: its translator, replaced when its run has a newer version."""
 
 import contextlib
 import gc
@@ -19,19 +19,26 @@ from tformer_cli.translate.translator import Translator
 MAX_SEARCHES = 64
 
 
-class Version(NamedTuple):
-    """What tells the weights in a folder from all that were there before."""
+class FileVersion(NamedTuple):
+    """What tells a file from all that had its name before."""
 
-    folder: Path
     inode: int
     nanoseconds: int  # time of the last change
+
+
+class Version(NamedTuple):
+    """What tells a model from all that its run had before."""
+
+    folder: Path  # of the weights
+    weights: FileVersion
+    confidence: FileVersion | None  # None: not calibrated
 
 
 class ServedModel:
     """A run with its translator.
 
-    A newer checkpoint is loaded in another thread while the old one translates. One that cannot be
-    loaded is logged once, and the old one stays.
+    A newer version, of the checkpoint or of what `calibrate` writes, is loaded in another thread
+    while the old one translates. One that cannot be loaded is logged once, and the old one stays.
     """
 
     def __init__(
@@ -47,7 +54,7 @@ class ServedModel:
             run: the run folder.
             checkpoint: best, last, or a name; one with a name has no newer one.
             load: returns the translator of the run as it is now.
-            log: called with a line when a checkpoint is loaded, or cannot be.
+            log: called with a line when a newer version is loaded, or cannot be.
         """
         self.run = run
         self.name = model_name(run.path)
@@ -83,7 +90,7 @@ class ServedModel:
         return resolve_search(changes, self.translator.config, requiring)
 
     def reload(self) -> None:
-        """Begin to load a checkpoint that is newer, unless one is being loaded."""
+        """Begin to load a newer version, unless one is being loaded."""
         if self._loader is not None and self._loader.is_alive():
             return
         newest = find_version(self.run, self.checkpoint)
@@ -130,7 +137,7 @@ def model_name(run: Path) -> str:
 
 
 def find_version(run: RunDirectory, checkpoint: str) -> Version | None:
-    """Return the version of the weights that `checkpoint` names now; None if it is not known."""
+    """Return the version that a run has now with a checkpoint; None if it is not known."""
     folder = run.path
     if checkpoint in ("best", "last"):
         folder = run.pointed(checkpoint) or run.pointed("last") or folder
@@ -138,8 +145,12 @@ def find_version(run: RunDirectory, checkpoint: str) -> Version | None:
         folder = run.checkpoint(int(checkpoint))
     else:
         folder = run.checkpoints / checkpoint
-    for name in (MODEL_FILE, EXPORT_FILE):
-        with contextlib.suppress(OSError):
-            status = (folder / name).stat()
-            return Version(folder, status.st_ino, status.st_mtime_ns)
+    weights = _file_version(folder / MODEL_FILE) or _file_version(folder / EXPORT_FILE)
+    return weights and Version(folder, weights, _file_version(run.confidence_file))
+
+
+def _file_version(file: Path) -> FileVersion | None:
+    with contextlib.suppress(OSError):
+        status = file.stat()
+        return FileVersion(status.st_ino, status.st_mtime_ns)
     return None
