@@ -74,6 +74,10 @@ MEMBERS = {
     ),
     "none": replace(BASE, positions=NoPositions(), activation="gelu"),
     "window": replace(ROTARY, sliding_window=3),
+    "embedding-norm": replace(
+        BASE, positions=LearnedPositions(max_length=LONGEST), embedding_norm=True
+    ),
+    "deep-embedding-norm": replace(ROTARY, norm_position="deep", embedding_norm=True),
     "no-source-eos": replace(BASE, source_eos=False),
     "deep": replace(BASE, norm_position="deep", num_encoder_layers=3),
     "deep-modern": replace(

@@ -97,6 +97,7 @@ def read_network(stored: StoredModel, *, epsilon: float | None) -> StoredNetwork
         norm=shared["norm"],
         norm_position=shared["norm_position"],
         norm_epsilon=epsilon,
+        embedding_norm=shared["embedding_norm"],
         bias=any(re.search("/layer_.*/(bias|beta)$", name) for name in stored.names()),
         positions=positions or SinusoidalPositions(),
         num_encoder_layers=sides[0]["num_layers"],
@@ -165,6 +166,7 @@ def _side(stored: StoredModel, side: str) -> dict[str, Any]:
         "is_gated": f"{first}/ffn/linear_0_noact/weight" in stored,
         "norm": "layer" if norm in stored else "rms",
         "norm_position": "pre" if stored.number(f"{side}/pre_norm", int, 1) else "post",
+        "embedding_norm": f"{side}/layernorm_embedding/gamma" in stored,
         "num_layers": len(layers),
     }
 

@@ -153,6 +153,9 @@ class Reader:
             rows = self.shapes[f"{side}.embeddings.positions.weight"]
             table = self._tensor(f"{side}/{POSITIONS}")[: rows[0]]
             weights[f"{side}.embeddings.positions.weight"] = table / alpha
+        if f"{side}.embeddings.norm.weight" in self.shapes:
+            norm = self._norm(f"{side}/layernorm_embedding", f"{side}.embeddings.norm", 0)
+            weights |= {name: _times(weight, 1 / alpha) for name, weight in norm.items()}
         for number, scope in enumerate(layer_scopes(self.stored, side)):
             prefix = f"{side}.layers.{number}"
             is_last = number == len(stack.layers) - 1
