@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Fetch the Multi30k captions, English and German, and verify every file by its checksum.
+"""Fetch the Multi30k captions, English, German and French, and verify every file by its checksum.
 
 The text is that of the repository multi30k/dataset at one commit, raw and as lower-cased tokens.
 Every file is written as gzip without name and time, so that it is the same file everywhere.

@@ -553,25 +553,26 @@ def _translating(config: Config) -> Config:
         ParallelText(**_translated(text), source_language=f"{i}", target_language="0")
         for i, text in enumerate(valid)
     )
+    data = dataclasses.replace(
+        data,
+        train=tuple(
+            TrainingText(**_translated(text), weight=text.weight, target_language=f"{i}")
+            for i, text in enumerate(data.train)
+        ),
+        valid=valid if isinstance(data.valid, tuple) else valid[0],
+        test=dict.fromkeys(data.test, valid[0]),
+        sampling=None if is_single else data.sampling,
+        filters=dataclasses.replace(data.filters, max_length=599),
+    )
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(
-            data,
-            train=tuple(
-                TrainingText(**_translated(text), weight=text.weight, target_language=f"{i}")
-                for i, text in enumerate(data.train)
-            ),
-            valid=valid if isinstance(data.valid, tuple) else valid[0],
-            test=dict.fromkeys(data.test, valid[0]),
-            sampling=None if is_single else data.sampling,
-            filters=dataclasses.replace(data.filters, max_length=599),
-        ),
+        data=data,
         training=dataclasses.replace(
             training,
             validation_decoding=_coherent(training.validation_decoding),
             subword_sampling=_sampling(config.tokenizer),
             bidirectional_steps=training.bidirectional_steps if is_single else None,
-            tags_first=None if is_single else _first(training.tags_first),
+            tags_first=_first(training.tags_first, data.tags),
         ),
         decoding=_coherent(config.decoding),
         evaluation=dataclasses.replace(
@@ -580,8 +581,8 @@ def _translating(config: Config) -> Config:
     )
 
 
-def _first(config: TagsFirstConfig | None) -> TagsFirstConfig | None:
-    return config and dataclasses.replace(config, tags=("<20>",))
+def _first(config: TagsFirstConfig | None, tags: tuple[str, ...]) -> TagsFirstConfig | None:
+    return dataclasses.replace(config, tags=tags[:1]) if config and tags else None
 
 
 def _suited(config: Config) -> Config:

@@ -113,7 +113,8 @@ def import_(
             metavar="DIR",
             help="A folder for CTranslate2, with its sentencepiece models; an .argosmodel; a "
             "Marian (OPUS-MT), M2M-100, NLLB, mBART-50 or T5 model that transformers saved with "
-            "safetensors; or a folder that `tformer export --format safetensors` wrote.",
+            "safetensors; Marian's own model.npz with decoder.yml; or a folder that "
+            "`tformer export --format safetensors` wrote.",
             show_default=False,
         ),
     ],

@@ -102,6 +102,8 @@ TRANSLATED = described(
                     log_prob=NUMBER,
                     finished={"type": "boolean"},
                     confidence=NUMBER | {"description": "Expected sentence chrF, 0 to 1."},
+                    defects=texts_of(described(kind=TEXT, words=texts_of(TEXT))),
+                    repair={"type": ["string", "null"]},
                     tokens=texts_of(TEXT),
                     words=SPANS,
                     alignments=PAIRS,
