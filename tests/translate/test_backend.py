@@ -2,7 +2,10 @@
 
 import contextlib
 import shutil
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, find_model, load_trained_network
 from tformer_cli.text.vocabulary import with_eos
 from tformer_cli.translate import backend as room
-from tformer_cli.translate.backend import engine_of_run
+from tformer_cli.translate.backend import FallbackEngine, engine_of_run, once
 from tformer_cli.translate.translator import Translator
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -50,6 +53,39 @@ def test_an_exported_folder_translates_as_its_run_does(files, export, max_source
     for own, other in zip(ours, theirs, strict=True):
         assert [one.text for one in own] == [one.text for one in other]
         assert [one.log_prob for one in own] == pytest.approx([x.log_prob for x in other], abs=1e-3)
+
+
+def test_what_is_loaded_later_is_of_the_same_checkpoint(files):
+    run = files.run
+    other = next(each for each in run.step_checkpoints() if each != files.directory)
+    lines = ["abc de", "g", "gfe dcb abc"]
+    required = [["A"]] * len(lines)
+    expected = Translator.load(run.path, device="cpu").translate(lines, required=required)
+    translator = Translator.load(run.path, device="cpu")
+    assert isinstance(translator.engine, FallbackEngine)
+    run.point("best", other)
+    assert Translator.load(run.path, device="cpu").translate(lines, required=required) != expected
+    assert translator.translate(lines, required=required) == expected
+
+
+def test_threads_that_need_it_at_once_build_it_once():
+    barrier, built = threading.Barrier(8), []
+
+    def build() -> object:
+        built.append(object())
+        time.sleep(0.01)  # the others come meanwhile
+        return built[-1]
+
+    get = once(build)
+
+    def called(_: int) -> object:
+        barrier.wait()
+        return get()
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(called, range(8)))
+    assert built == [results[0]]
+    assert all(each is built[0] for each in results)
 
 
 def test_an_exported_folder_keeps_what_determines_its_translations(files, export):

@@ -4,9 +4,10 @@ import contextlib
 import functools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, get_args
 
 from tformer_cli.choices import Backend, Quantization
 from tformer_cli.config.schema.config import Config
@@ -54,6 +55,20 @@ EXPORT_VERSION = 3
 CHECKED = "checked-"
 
 
+Built = TypeVar("Built")
+
+
+def once(build: Callable[[], Built]) -> Callable[[], Built]:
+    """Return what builds at the first call, of whatever thread, and returns that at all calls."""
+    lock, built = threading.Lock(), functools.cache(build)
+
+    def get() -> Built:
+        with lock:
+            return built()
+
+    return get
+
+
 class FallbackEngine(Engine):
     """CTranslate2, and for what it does not implement alike our own engine, built when needed."""
 
@@ -61,7 +76,7 @@ class FallbackEngine(Engine):
 
     def __init__(self, fast: CTranslate2Engine, build_native: Callable[[], Engine]) -> None:
         self.fast = fast
-        self.native = functools.cache(build_native)
+        self.native = once(build_native)
 
     @property
     def scorer(self) -> Scorer:  # type: ignore[override]
@@ -113,10 +128,9 @@ def load_engine(
     arguments = (quantization, runs[1:], device, precision, workers)
     backend = resolve_backend(backend, *arguments, is_export=is_export)
 
-    @functools.cache
-    def native() -> "NativeEngine":
-        return load_native_engine(runs, checkpoint, device, precision)
-
+    # `best` may name another checkpoint by the time it is needed.
+    resolved = checkpoint if runs[1:] else files.checkpoint
+    native = once(lambda: load_native_engine(runs, resolved, device, precision))
     if is_export:
         return LoadedEngine(engine_of_export(files), "cpu", None)
     engine: Engine | None = None
