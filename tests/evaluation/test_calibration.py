@@ -25,10 +25,11 @@ from tformer_cli.evaluation.calibration import (
     rated,
     reliability_of,
 )
+from tformer_cli.evaluation.tables import confidence_tables
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import find_model
 from tformer_cli.text.defects import Defect
-from tformer_cli.translate.confidence import ConfidenceModel, load_confidence
+from tformer_cli.translate.confidence import ConfidenceModel, Reliability, load_confidence
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.postprocess import Translation
 
@@ -60,6 +61,14 @@ def test_the_calibration_error_is_that_of_numpys_histograms(pairs):
 def test_a_confidence_of_one_is_in_the_last_bin():
     (last,) = bins_of([1.0, 0.95], [0.0, 0.5])
     assert (last.num_sentences, last.confidence, last.quality) == (2, 0.975, 0.25)
+
+
+@pytest.mark.parametrize("tenths", range(11))
+def test_a_row_of_a_bin_is_named_by_where_it_begins(tenths):
+    bins = bins_of([tenths / 10] * 6, [0.5] * 6)
+    reliability = Reliability(6, 0.5, tenths / 10, 0.1, 0.1, bins)
+    _, table = confidence_tables({"toy": reliability}, "toy")
+    assert [name for name, *_ in table.rows] == [f"{min(tenths, 9) / 10:.1f}"]
 
 
 def test_a_regression_finds_the_weights_that_its_targets_were_drawn_by():

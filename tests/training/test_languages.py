@@ -35,6 +35,7 @@ from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.training.setup import load_data
 from tformer_cli.training.trainer import train
 from tformer_cli.translate.synthesis import synthesize
+from tformer_cli.translate.teachers import Teachers
 
 CPU = torch.device("cpu")
 IDS = {"bb": 6, "aa": 7, "cc": 8}
@@ -142,6 +143,16 @@ def test_validation_and_translation_ask_for_the_target_language(
     received.clear()
     translator.translate(["ab"], to="cc", tags=["made"])
     assert received == [[IDS["cc"], MADE, *ids_of("ab", run), EOS]]
+
+
+def test_a_distilled_text_is_of_one_direction(run):
+    translator = Translator.load(run.path, backend="native")
+    directions = [("cc", "aa"), ("cc", "bb"), ("bb", "aa")]
+    made_from = [
+        Teachers(["run"], [translator.into(*each)], None, 1, None).fingerprint()
+        for each in directions
+    ]
+    assert [each["languages"] for each in made_from] == [["aa -> cc"], ["bb -> cc"], ["aa -> bb"]]
 
 
 def test_confidences_are_those_of_each_text_in_its_direction(run, tmp_path):

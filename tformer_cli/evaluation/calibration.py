@@ -17,6 +17,7 @@ from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import check_translates, find_model
 from tformer_cli.translate.confidence import (
+    NUM_BINS,
     Bin,
     ConfidenceModel,
     Reliability,
@@ -27,8 +28,6 @@ from tformer_cli.translate.confidence import (
 from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.translator import Translator
 
-# Steps of confidence, as in Guo et al. 2017.
-NUM_BINS = 10
 # Parts of the validation text, each rated by what was fitted to the others.
 NUM_FOLDS = 5
 # Of a Gaussian prior on each parameter, which matters only for a few lines.

@@ -1,6 +1,7 @@
 """Scores, tests and terms as cells of tables, printed by commands and shown on pages."""
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from string import ascii_uppercase
 
@@ -8,7 +9,7 @@ from tformer_cli.choices import MetricName
 from tformer_cli.evaluation.analysis import MAX_COUNTED, Terms
 from tformer_cli.evaluation.compare import RESAMPLES, SEED, Comparison, SystemScore
 from tformer_cli.plotting.report import Breakdown, BucketScores, Table
-from tformer_cli.translate.confidence import Bin, Reliability
+from tformer_cli.translate.confidence import NUM_BINS, Bin, Reliability
 
 TEST_HEAD = (
     *("", "score", "95% interval", "vs A", "p bootstrap", "p random"),
@@ -85,10 +86,14 @@ def confidence_tables(reliability: Mapping[str, Reliability], text: str) -> Iter
     if text in reliability:
         note = "By confidence, in steps of 0.1."
         bins = [
-            (f"{int(each.confidence * 10) / 10:.1f}", *_cells(each))
-            for each in reliability[text].bins
+            (f"{_bin_start(each.confidence):.1f}", *_cells(each)) for each in reliability[text].bins
         ]
         yield Table(f"Confidence: {text}", note, RELIABILITY_HEAD[:4], bins)
+
+
+def _bin_start(confidence: float) -> float:
+    """Return where the bin of a mean confidence begins; the mean of equal ones may be rounded."""
+    return min(math.floor(round(confidence * NUM_BINS, 6)), NUM_BINS - 1) / NUM_BINS
 
 
 def reliability_row(name: str, reliability: Reliability) -> list[str]:

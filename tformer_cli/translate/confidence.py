@@ -15,6 +15,8 @@ from tformer_cli.translate.postprocess import Translation
 # Decimals of a confidence: more depend on the batch.
 CONFIDENCE_DECIMALS = 3
 NUM_FEATURES = 4
+# Steps of confidence, as in Guo et al. 2017.
+NUM_BINS = 10
 CALIBRATE = "run `tformer calibrate` again"
 
 

@@ -169,7 +169,6 @@ def synthesize(
         "treatment of duplicates": drop_duplicates,
         "precision": precision,
         "backend": backend,
-        **({} if to is None else {"to": to}),
         **models.fingerprint(),
     }
     with (

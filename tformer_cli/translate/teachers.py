@@ -88,6 +88,7 @@ class Teachers:
         return {
             "teachers": self.names,
             "model": [files.fingerprint for each in self.translators for files in each.files],
+            "languages": [_languages(each) for each in self.translators],
             "search": [asdict(search) for search in self.searches],
             "count": self.count,
             "mbr": None if self.mbr is None else asdict(self.mbr),
