@@ -1,10 +1,12 @@
 """Jobs of many clients are translated together, and each is answered as if it were alone."""
 
+import errno
 import gc
 import shutil
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from servers import SECONDS
@@ -243,6 +245,25 @@ def test_the_old_one_translates_until_the_new_one_is_loaded(run, translator):
     assert texts(first) == translator.translate(["ab"], decoding=GREEDY.decoding)
     assert queue.model.version.folder == best
     may_load.set()
+    wait_for_loader(queue.model)
+    assert queue.model.version.folder == run.checkpoint(999)
+    queue.close()
+
+
+def test_a_pointer_that_cannot_be_read_stops_nothing(run, translator, monkeypatch):
+    queue = TranslationQueue(ServedModel(run, "best", lambda: translator), 5)
+    best = run.pointed("best")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "pointed", Mock(side_effect=OSError(errno.EMFILE, "")))
+        first = job("ab")
+        queue.submit(first)
+        assert texts(first) == translator.translate(["ab"], decoding=GREEDY.decoding)
+        assert find_version(run, "best") is None
+    # The thread still looks for a newer checkpoint.
+    run.point("best", shutil.copytree(best, run.checkpoint(999)))
+    second = job("cd")
+    queue.submit(second)
+    assert texts(second) == translator.translate(["cd"], decoding=GREEDY.decoding)
     wait_for_loader(queue.model)
     assert queue.model.version.folder == run.checkpoint(999)
     queue.close()

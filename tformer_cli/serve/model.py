@@ -137,16 +137,21 @@ def model_name(run: Path) -> str:
 
 
 def find_version(run: RunDirectory, checkpoint: str) -> Version | None:
-    """Return the version that a run has now with a checkpoint; None if it is not known."""
-    folder = run.path
-    if checkpoint in ("best", "last"):
-        folder = run.pointed(checkpoint) or run.pointed("last") or folder
-    elif checkpoint.isdecimal():
-        folder = run.checkpoint(int(checkpoint))
-    else:
-        folder = run.checkpoints / checkpoint
-    weights = _file_version(folder / MODEL_FILE) or _file_version(folder / EXPORT_FILE)
-    return weights and Version(folder, weights, _file_version(run.confidence_file))
+    """Return the version that a run has now with a checkpoint.
+
+    None if it is not known: also where the system lets no file be opened for the moment.
+    """
+    with contextlib.suppress(OSError):
+        folder = run.path
+        if checkpoint in ("best", "last"):
+            folder = run.pointed(checkpoint) or run.pointed("last") or folder
+        elif checkpoint.isdecimal():
+            folder = run.checkpoint(int(checkpoint))
+        else:
+            folder = run.checkpoints / checkpoint
+        weights = _file_version(folder / MODEL_FILE) or _file_version(folder / EXPORT_FILE)
+        return weights and Version(folder, weights, _file_version(run.confidence_file))
+    return None
 
 
 def _file_version(file: Path) -> FileVersion | None:
