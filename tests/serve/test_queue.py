@@ -5,6 +5,7 @@ import gc
 import shutil
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -298,6 +299,19 @@ def test_a_search_is_checked_once_for_each_checkpoint(run):
     wait_for_loader(model)
     search = model.resolve_search(longer, None)
     assert (search.beam_size, search.max_length) == (7, 99)
+
+
+def test_a_translator_that_is_replaced_while_it_is_asked_is_kept_no_longer(run, translator):
+    class Replaced:
+        def into(self, target: str, source: str) -> str:
+            model._replace(model.version)  # as the thread that loads may do at any time
+            return target
+
+    model = ServedModel(run, "best", Replaced)
+    model.directions = (("source", "target"), ("target", "source"))
+    former = weakref.ref(model.translator)
+    assert model.into(("target", "source")) == "source"
+    assert former() is None
 
 
 def test_a_frozen_object_is_not_visited_by_the_garbage_collector():

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,27 @@ class Version(NamedTuple):
     folder: Path  # of the weights
     weights: FileVersion
     confidence: FileVersion | None  # None: not calibrated
+
+
+class LoadedTranslator:
+    """A translator, and what is kept of it as long as it is used."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.translator = translator
+        # Most requests have the search of one before: to check it anew takes 0.1 ms.
+        self.resolve_search = lru_cache(maxsize=MAX_SEARCHES)(partial(_resolve_search, translator))
+        self.into = lru_cache(maxsize=None)(partial(_into, translator))
+
+
+def _resolve_search(
+    translator: Translator, changes: SearchOptions, requiring: str | None
+) -> DecodingConfig:
+    return resolve_search(changes, translator.config, requiring)
+
+
+def _into(translator: Translator, direction: Direction) -> Translator:
+    source, target = direction
+    return translator.into(target, source)
 
 
 class ServedModel:
@@ -63,10 +84,12 @@ class ServedModel:
         self._log = log
         self._loader: threading.Thread | None = None
         self._tried = self.version = find_version(run, checkpoint)
-        self.translator = load()
-        # Most requests have the search of one before: to check it anew takes 0.1 ms.
-        self.resolve_search = lru_cache(maxsize=MAX_SEARCHES)(self._resolve_search)
-        self._directed = lru_cache(maxsize=None)(_directed)
+        self._loaded = LoadedTranslator(load())
+
+    @property
+    def translator(self) -> Translator:
+        """The translator of the version that is used now."""
+        return self._loaded.translator
 
     @cached_property
     def directions(self) -> tuple[Direction, ...]:
@@ -84,10 +107,11 @@ class ServedModel:
         """Return the translator of a direction; None is the only one."""
         if direction is None or len(self.directions) == 1:
             return self.translator
-        return self._directed(self.translator, direction)
+        return self._loaded.into(direction)
 
-    def _resolve_search(self, changes: SearchOptions, requiring: str | None) -> DecodingConfig:
-        return resolve_search(changes, self.translator.config, requiring)
+    def resolve_search(self, changes: SearchOptions, requiring: str | None) -> DecodingConfig:
+        """Return the search of the run with changes, as the function of this name does."""
+        return self._loaded.resolve_search(changes, requiring)
 
     def reload(self) -> None:
         """Begin to load a newer version, unless one is being loaded."""
@@ -109,16 +133,9 @@ class ServedModel:
                 f"{self.run.path}: keeps its checkpoint, as a newer one fails to load: {error}"
             )
             return
-        self.translator, self.version = translator, version
-        self.resolve_search.cache_clear()
-        self._directed.cache_clear()
+        self._loaded, self.version = LoadedTranslator(translator), version
         freeze()
         self._log(f"{self.run.path}: loaded {version.folder.name}")
-
-
-def _directed(translator: Translator, direction: Direction) -> Translator:
-    source, target = direction
-    return translator.into(target, source)
 
 
 def freeze() -> None:
