@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
+from servers import SECONDS, Gate
 
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.serve.service import Limits
@@ -57,8 +59,15 @@ def test_a_translation_that_takes_too_long_is_given_up(serve, gate):
     assert gate.windows == [["ab"], ["ef"]]
 
 
-def raw_request(app, body: list[dict], headers=()) -> list[dict]:
-    """The messages that answer a request whose parts arrive as listed; then it is silent."""
+async def no_pause(message: dict) -> None:
+    pass
+
+
+def raw_request(app, body: list[dict], headers=(), on_sent=no_pause) -> list[dict]:
+    """The messages that answer a request whose parts arrive as listed; then it is silent.
+
+    Each message is followed by the next one when `on_sent` has returned.
+    """
     sent: list[dict] = []
     parts = iter(body)
 
@@ -69,6 +78,7 @@ def raw_request(app, body: list[dict], headers=()) -> list[dict]:
 
     async def send(message):
         sent.append(message)
+        await on_sent(message)
 
     scope = {
         "type": "http",
@@ -113,6 +123,57 @@ def test_a_client_that_vanishes_leaves_no_work(serve, gate, when):
     gate.is_open.set()
     assert server.post(text="cd").status_code == 200
     assert ["ab"] not in gate.windows
+
+
+class Growing(Gate):
+    """A translator whose translations of two texts grow before the gate."""
+
+    def translate_windows(self, windows: Any, *arguments: Any, **options: Any) -> Any:
+        on_draft = options.pop("on_draft")
+        for length in range(1001):
+            for index in range(2):
+                on_draft(index, "a" * length)
+        return super().translate_windows(windows, *arguments, **options)
+
+
+def test_a_client_that_reads_slowly_gets_the_latest_drafts(serve, translator):
+    grown = Growing(translator)
+    sent = []
+
+    async def read(message):
+        sent.append(message.get("body", b""))
+        assert await asyncio.to_thread(grown.has_begun.wait, SECONDS)
+        if sum(b"a" * 1000 in body for body in sent) == 2:
+            grown.is_open.set()
+
+    body = {"type": "http.request", "body": b'{"text": ["b", "c"], "stream": true}'}
+    raw_request(serve(grown).app, [body], on_sent=read)
+    names = [body.partition(b"\n")[0] for body in sent if body]
+    assert names[-1] == b"event: answer"
+    # The first one that is sent, and the last one of each text.
+    assert names[:-1] in ([b"event: draft"] * 2, [b"event: draft"] * 3)
+
+
+def test_drafts_are_dropped_when_they_are_closed():
+    pytest.importorskip("starlette", reason="starlette is not installed")
+    from tformer_cli.serve.translate_api import Drafts
+
+    async def read():
+        drafts, seen = Drafts(), []
+        for index, text in ((0, "a"), (0, "ab"), (1, "b")):
+            drafts.put(index, text)
+        async for draft in drafts:
+            seen.append(draft)
+            if len(seen) == 1:
+                drafts.put(1, "bc")
+                drafts.put(0, "abc")
+            if len(seen) == 3:
+                drafts.put(1, "bcd")
+                drafts.close()
+                drafts.put(0, "abcd")
+        return seen
+
+    assert asyncio.run(read()) == [(0, "ab"), (1, "bc"), (0, "abc")]
 
 
 def test_a_body_that_does_not_arrive_in_time_is_refused(serve, translator):
