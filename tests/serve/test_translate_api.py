@@ -274,6 +274,14 @@ def test_many_clients_get_their_own_translations(server, translator):
             {"text": "a", "beam": 4, "nbest": 2, "repair": True},
             ["repair: is for one translation of each line (2); use nbest=1"],
         ),
+        (
+            {"text": "a", "ban": ["B"] * 101, "tag": ["b"] * 33, "constraints": [["B"] * 101]},
+            [
+                "ban: must have at most 100 items (101); send several requests",
+                "tag: must have at most 32 items (33); send several requests",
+                "constraints[0]: must have at most 100 items (101); send several requests",
+            ],
+        ),
         ({"text": "a", "keep": ["\\d+"]}, None),
         ({"text": "a", "tag": ["b"]}, None),
         ({"text": "a", "beam": 1, "constraints": [["B"]]}, None),
@@ -306,6 +314,32 @@ def test_wrong_fields_are_named_all_at_once(server, fields, problems):
     assert content["error"] == "\n".join(content["problems"])
     assert "`" not in content["error"]
     assert "--" not in content["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_tokens"),
+    [
+        ({"prefixes": ["", "A" * 255]}, 256),
+        ({"prefixes": ["", "A" * 256]}, 257),
+        ({"constraints": [[], ["A" * 20] * 12 + ["B" * 15]]}, 256),
+        ({"constraints": [[], ["A" * 20] * 12 + ["B" * 16]]}, 257),
+        ({"constraints": [[], ["A" * 4000]]}, 4001),
+        ({"prefixes": ["", "A" * 200], "constraints": [[], ["B" * 56]]}, 257),
+        ({"prefixes": ["", "A" * 200], "terminology": {"d": "C" * 56}}, 257),
+    ],
+    ids=str,
+)
+def test_what_is_required_fits_into_a_translation(server, fields, num_tokens):
+    # The run's own max_length is lower than 256, up to which a request may raise it.
+    answer = server.post(text=["ab", "c d"], **fields)
+    if num_tokens <= 256:
+        assert answer.status_code == 200
+        return
+    assert answer.status_code == 422
+    assert answer.json()["error"] == (
+        "text:2: requires more tokens than the 256 that a translation may have "
+        f"({num_tokens:,} tokens); shorten its prefix or its required phrases"
+    )
 
 
 def test_an_unknown_field_is_named_with_the_known_ones(server):

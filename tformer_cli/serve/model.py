@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.schema.decoding import DecodingConfig, SearchConfig
 from tformer_cli.config.schema.text import Direction
 from tformer_cli.storage.run_directory import EXPORT_FILE, MODEL_FILE, RunDirectory
 from tformer_cli.translate.direction import TranslationDirection
@@ -90,6 +90,11 @@ class ServedModel:
     def translator(self) -> Translator:
         """The translator of the version that is used now."""
         return self._loaded.translator
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens that a request may let a translation have."""
+        return max(self.translator.config.decoding.max_length, SearchConfig().max_length)
 
     @cached_property
     def directions(self) -> tuple[Direction, ...]:

@@ -19,6 +19,9 @@ from tformer_cli.translate.preprocess import InputLine
 MAX_SETTING = 200
 MAX_SETTINGS = 32
 MAX_TERM = 200
+# Phrases that are banned, or required in a text, each of which takes time in every step; and tags.
+MAX_PHRASES = 100
+MAX_TAGS = 32
 
 
 def texts_of(schema: Schema, **limits: int) -> dict[str, Any]:
@@ -84,11 +87,17 @@ def request_schema(limits: Limits) -> dict[str, Any]:
             "Forced beginning of each translation.",
             texts_of(text, maxItems=limits.max_texts),
         ),
-        "tag": ("Tags of the training text that each source begins with.", texts_of(word)),
-        "ban": ("Words and phrases that no translation contains.", texts_of(word)),
+        "tag": (
+            "Tags of the training text that each source begins with.",
+            texts_of(word, maxItems=MAX_TAGS),
+        ),
+        "ban": (
+            "Words and phrases that no translation contains.",
+            texts_of(text, maxItems=MAX_PHRASES),
+        ),
         "constraints": (
             "Required phrases of each text. A text that is split can have none.",
-            texts_of(texts_of(text), maxItems=limits.max_texts),
+            texts_of(texts_of(text, maxItems=MAX_PHRASES), maxItems=limits.max_texts),
         ),
         "terminology": (
             "Target terms by source terms; each is required where a text has its source term.",
