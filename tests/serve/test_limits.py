@@ -194,6 +194,27 @@ def test_a_large_body_is_not_read(serve, translator):
     assert declared[0]["status"] == 413
 
 
+def test_a_run_is_asked_with_its_own_beam_whatever_the_limit(serve, translator):
+    server = serve(translator, limits=Limits(max_candidates=1))
+    (expected,) = translator.translate(["ab"])
+    listed = server.ask("GET", "/api/models").json()
+    assert (listed["models"][0]["decoding"]["beam_size"], listed["max_candidates"]) == (2, 1)
+    for fields in ({}, {"nbest": listed["max_candidates"]}, {"set": ["decoding.beam_size=2"]}):
+        (text,) = server.post(text="ab", **fields).json()["texts"]
+        assert [each["text"] for each in text["translations"]] == [expected]
+    answer = server.post(text="ab", set=["decoding.beam_size=3"])
+    assert answer.json()["problems"] == ["decoding.beam_size: must be at most 2 (3)"]
+
+
+def test_candidates_are_limited_by_default_too(serve, translator):
+    server = serve(translator, limits=Limits(max_candidates=4))
+    fields = {"text": "ab", "set": ["decoding.kind=sample"], "mbr": "chrf"}
+    answer = server.post(**fields)
+    assert answer.status_code == 422
+    assert answer.json()["problems"] == ["candidates: must be at most 4 (32)"]
+    assert server.post(**fields, candidates=4).status_code == 200
+
+
 def test_limits_are_positive():
     with pytest.raises(UsageError, match=r"`max_texts`: must be at least 1 \(0\)"):
         Limits(max_texts=0)

@@ -150,10 +150,9 @@ def job_of(
         fields.get("beam"), fields.get("length_penalty"), tuple(fields.get("set", ()))
     )
     decoding = model.resolve_search(changes, requiring)
-    service.check_search(decoding, model.translator.config.decoding)
     mbr = MBR(fields["mbr"], fields.get("candidates")) if "mbr" in fields else None
     count = fields.get("nbest", 1)
-    resolve_num_hypotheses(decoding, count, mbr)
+    service.check_search(decoding, resolve_num_hypotheses(decoding, count, mbr), model)
     texts = [fields["text"]] if isinstance(fields["text"], str) else fields["text"]
     prefixes = fields.get("prefixes", [""] * len(texts))
     phrases = fields.get("constraints", [()] * len(texts))

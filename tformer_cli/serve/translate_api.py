@@ -71,8 +71,10 @@ class TranslateApi:
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
     async def models(self, request: Request) -> JSONResponse:
-        """List the models, once for each of their directions."""
-        return JSONResponse({"models": [model_content(*each) for each in self.service.directions]})
+        """List the models, once for each of their directions, and the limit of an nbest."""
+        models = [model_content(*each) for each in self.service.directions]
+        most = self.service.limits.max_candidates
+        return JSONResponse({"models": models, "max_candidates": most})
 
 
 class Drafts:
