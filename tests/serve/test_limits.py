@@ -192,6 +192,10 @@ def test_a_large_body_is_not_read(serve, translator):
     assert raw_request(server.app, [part, part])[0]["status"] == 413
     declared = raw_request(server.app, [], headers=[(b"content-length", b"101")])
     assert declared[0]["status"] == 413
+    # A length of so many digits is none to Python.
+    body = {"type": "http.request", "body": b"{"}
+    zeros = raw_request(server.app, [body], headers=[(b"content-length", b"0" * 5000)])
+    assert zeros[0]["status"] == 400
 
 
 def test_a_run_is_asked_with_its_own_beam_whatever_the_limit(serve, translator):

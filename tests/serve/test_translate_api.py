@@ -13,6 +13,7 @@ from toy import write_languages
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import BeamConfig, SampleConfig
+from tformer_cli.config.schema.fields import annotations, extras
 from tformer_cli.serve.service import Limits
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.segments import Terminology
@@ -361,6 +362,8 @@ def test_an_unknown_field_is_named_with_the_known_ones(server):
         (b'{"text": "a\\ud800b"}', 422),
         (b'{"text": "a", "\\ud800": 1}', 422),
         (b'{"text": "a", "terminology": {"\\udc00": "b"}}', 422),
+        (b'{"text": "a", "length_penalty": 1' + b"0" * 400 + b"}", 422),
+        (b'{"text": "a", "nbest": 1' + b"0" * 400 + b"}", 422),
         (b'{"text": "a", "length_penalty": 1e999}', 422),
         (b'{"text": "a", "length_penalty": -1e999}', 422),
     ],
@@ -437,6 +440,9 @@ def test_the_document_describes_what_is_checked(server):
     schema = body["content"]["application/json"]["schema"]
     assert schema["properties"]["text"]["maxLength"] == Limits().max_characters
     assert all(field["description"] for field in schema["properties"].values())
+    penalty = schema["properties"]["length_penalty"]
+    (bounds,) = extras(annotations(BeamConfig)["length_penalty"])
+    assert (penalty["minimum"], penalty["maximum"]) == (bounds.ge, bounds.le)
     for path, operations in document["paths"].items():
         for method in operations:
             assert server.ask(method.upper(), path).status_code not in (404, 405), path

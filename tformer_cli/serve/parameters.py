@@ -53,7 +53,7 @@ def request_schema(limits: Limits) -> dict[str, Any]:
         "beam": ("Beam size; 1 is greedy search. Default: the run's.", count),
         "length_penalty": (
             "Exponent A of score = log probability / length ** A. Default: the run's.",
-            {"type": "number"},
+            {"type": "number", "minimum": 0, "maximum": 10},
         ),
         "set": (
             "Overrides of keys of the run's search: decoding.KEY=VALUE.",
