@@ -318,6 +318,20 @@ def test_wrong_fields_are_named_all_at_once(server, fields, problems):
 
 
 @pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/translate", {"text": "a", "ban": [1] * 1000}),
+        ("/api/translate", {"text": "a", **dict.fromkeys(map(str, range(1000)), 1)}),
+        ("/translate", {"q": [1] * 1000, "source": "source", "target": "target"}),
+    ],
+    ids=["items", "fields", "texts"],
+)
+def test_an_answer_names_the_first_mistakes(server, path, fields):
+    content = server.post(path, **fields).json()
+    assert len(content["problems"]) == 20
+
+
+@pytest.mark.parametrize(
     ("fields", "num_tokens"),
     [
         ({"prefixes": ["", "A" * 255]}, 256),

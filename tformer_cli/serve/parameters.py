@@ -118,9 +118,9 @@ def check_fields(fields: dict[str, Any], schema: Schema) -> None:
     """Refuse fields that break a schema, or lists that are not as long as that of the texts.
 
     Raises:
-        Unprocessable: all that is wrong.
+        Unprocessable: what is wrong.
     """
-    broken = list(problems(fields, schema, "body"))
+    broken = problems(fields, schema)
     if not broken:
         count = 1 if isinstance(fields["text"], str) else len(fields["text"])
         broken = [
