@@ -291,12 +291,12 @@ def test_a_site_that_is_allowed_may_ask_first(serve, translator):
 
 @pytest.fixture
 def locked(serve, translator, tmp_path):
-    """A server with two keys."""
+    """A server with four keys."""
     pytest.importorskip("starlette", reason="starlette is not installed")
     from tformer_cli.serve.guard import ApiKeys
 
     file = tmp_path / "keys"
-    file.write_text("first\n\n  second \n")
+    file.write_text("first\n\n  second \n\u0142\u00e0\n\u00e9t\u00e9\n", encoding="utf-8")
     return serve(translator, keys=ApiKeys.read(file))
 
 
@@ -311,10 +311,18 @@ def locked(serve, translator, tmp_path):
         ("Bearer firs", "API key: is not valid"),
         ("Bearer first second", "API key: is not valid"),
         ("Bearer f\xefrst", "API key: is not valid"),
+        # In UTF-8; the second character ends in a byte that is a space of Latin-1.
+        (b"Bearer \xc5\x82\xc3\xa0", None),
+        (b"Bearer \xc3\xa9t\xc3\xa9", None),
+        # In Latin-1.
+        (b"Bearer \xe9t\xe9", None),
+        (b"Bearer ?t?", "API key: is not valid"),
     ],
 )
 def test_a_key_is_required(locked, authorization, message):
-    headers = [] if authorization is None else [(b"authorization", authorization.encode("latin-1"))]
+    if isinstance(authorization, str):
+        authorization = authorization.encode("latin-1")
+    headers = [] if authorization is None else [(b"authorization", authorization)]
     answer = locked.ask("POST", "/api/translate", json={"text": "a"}, headers=headers)
     if message is None:
         assert answer.status_code == 200

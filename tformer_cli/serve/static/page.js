@@ -103,7 +103,9 @@ function fieldsOf(text, prefix) {
 /** Yield the events of an answer, each with its name and content. */
 async function* events(fields, signal) {
   const headers = { "Content-Type": "application/json" };
-  if (key) headers.Authorization = `Bearer ${key}`;
+  // A header has bytes, each of which is a character here: those of UTF-8.
+  const bytes = String.fromCharCode(...new TextEncoder().encode(key));
+  if (key) headers.Authorization = `Bearer ${bytes}`;
   const response = await fetch("api/translate", {
     method: "POST", headers, body: JSON.stringify(fields), signal,
   });
