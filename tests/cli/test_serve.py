@@ -58,6 +58,13 @@ def test_a_port_that_is_taken_is_named(tformer, toy_run):
     )
 
 
+def test_a_host_that_is_no_name_is_named(tformer, toy_run):
+    result = tformer("serve", toy_run, "--host", "a..b")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("a..b:8000: cannot be listened on (")
+    assert result.stderr.endswith("; use another --host\n")
+
+
 def test_runs_have_different_names(tformer, toy_run):
     result = tformer("serve", toy_run, toy_run, "--port", 0, "--backend", "native")
     assert result.exit_code == 2

@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
+from servers import SECONDS, Gate
 
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.serve.service import Limits
@@ -57,8 +59,15 @@ def test_a_translation_that_takes_too_long_is_given_up(serve, gate):
     assert gate.windows == [["ab"], ["ef"]]
 
 
-def raw_request(app, body: list[dict], headers=()) -> list[dict]:
-    """The messages that answer a request whose parts arrive as listed; then it is silent."""
+async def no_pause(message: dict) -> None:
+    pass
+
+
+def raw_request(app, body: list[dict], headers=(), on_sent=no_pause) -> list[dict]:
+    """The messages that answer a request whose parts arrive as listed; then it is silent.
+
+    Each message is followed by the next one when `on_sent` has returned.
+    """
     sent: list[dict] = []
     parts = iter(body)
 
@@ -69,6 +78,7 @@ def raw_request(app, body: list[dict], headers=()) -> list[dict]:
 
     async def send(message):
         sent.append(message)
+        await on_sent(message)
 
     scope = {
         "type": "http",
@@ -115,6 +125,57 @@ def test_a_client_that_vanishes_leaves_no_work(serve, gate, when):
     assert ["ab"] not in gate.windows
 
 
+class Growing(Gate):
+    """A translator whose translations of two texts grow before the gate."""
+
+    def translate_windows(self, windows: Any, *arguments: Any, **options: Any) -> Any:
+        on_draft = options.pop("on_draft")
+        for length in range(1001):
+            for index in range(2):
+                on_draft(index, "a" * length)
+        return super().translate_windows(windows, *arguments, **options)
+
+
+def test_a_client_that_reads_slowly_gets_the_latest_drafts(serve, translator):
+    grown = Growing(translator)
+    sent = []
+
+    async def read(message):
+        sent.append(message.get("body", b""))
+        assert await asyncio.to_thread(grown.has_begun.wait, SECONDS)
+        if sum(b"a" * 1000 in body for body in sent) == 2:
+            grown.is_open.set()
+
+    body = {"type": "http.request", "body": b'{"text": ["b", "c"], "stream": true}'}
+    raw_request(serve(grown).app, [body], on_sent=read)
+    names = [body.partition(b"\n")[0] for body in sent if body]
+    assert names[-1] == b"event: answer"
+    # The first one that is sent, and the last one of each text.
+    assert names[:-1] in ([b"event: draft"] * 2, [b"event: draft"] * 3)
+
+
+def test_drafts_are_dropped_when_they_are_closed():
+    pytest.importorskip("starlette", reason="starlette is not installed")
+    from tformer_cli.serve.translate_api import Drafts
+
+    async def read():
+        drafts, seen = Drafts(), []
+        for index, text in ((0, "a"), (0, "ab"), (1, "b")):
+            drafts.put(index, text)
+        async for draft in drafts:
+            seen.append(draft)
+            if len(seen) == 1:
+                drafts.put(1, "bc")
+                drafts.put(0, "abc")
+            if len(seen) == 3:
+                drafts.put(1, "bcd")
+                drafts.close()
+                drafts.put(0, "abcd")
+        return seen
+
+    assert asyncio.run(read()) == [(0, "ab"), (1, "bc"), (0, "abc")]
+
+
 def test_a_body_that_does_not_arrive_in_time_is_refused(serve, translator):
     server = serve(translator, limits=Limits(timeout=1))
     part = {"type": "http.request", "body": b'{"text": ', "more_body": True}
@@ -131,6 +192,31 @@ def test_a_large_body_is_not_read(serve, translator):
     assert raw_request(server.app, [part, part])[0]["status"] == 413
     declared = raw_request(server.app, [], headers=[(b"content-length", b"101")])
     assert declared[0]["status"] == 413
+    # A length of so many digits is none to Python.
+    body = {"type": "http.request", "body": b"{"}
+    zeros = raw_request(server.app, [body], headers=[(b"content-length", b"0" * 5000)])
+    assert zeros[0]["status"] == 400
+
+
+def test_a_run_is_asked_with_its_own_beam_whatever_the_limit(serve, translator):
+    server = serve(translator, limits=Limits(max_candidates=1))
+    (expected,) = translator.translate(["ab"])
+    listed = server.ask("GET", "/api/models").json()
+    assert (listed["models"][0]["decoding"]["beam_size"], listed["max_candidates"]) == (2, 1)
+    for fields in ({}, {"nbest": listed["max_candidates"]}, {"set": ["decoding.beam_size=2"]}):
+        (text,) = server.post(text="ab", **fields).json()["texts"]
+        assert [each["text"] for each in text["translations"]] == [expected]
+    answer = server.post(text="ab", set=["decoding.beam_size=3"])
+    assert answer.json()["problems"] == ["decoding.beam_size: must be at most 2 (3)"]
+
+
+def test_candidates_are_limited_by_default_too(serve, translator):
+    server = serve(translator, limits=Limits(max_candidates=4))
+    fields = {"text": "ab", "set": ["decoding.kind=sample"], "mbr": "chrf"}
+    answer = server.post(**fields)
+    assert answer.status_code == 422
+    assert answer.json()["problems"] == ["candidates: must be at most 4 (32)"]
+    assert server.post(**fields, candidates=4).status_code == 200
 
 
 def test_limits_are_positive():
@@ -205,12 +291,12 @@ def test_a_site_that_is_allowed_may_ask_first(serve, translator):
 
 @pytest.fixture
 def locked(serve, translator, tmp_path):
-    """A server with two keys."""
+    """A server with four keys."""
     pytest.importorskip("starlette", reason="starlette is not installed")
     from tformer_cli.serve.guard import ApiKeys
 
     file = tmp_path / "keys"
-    file.write_text("first\n\n  second \n")
+    file.write_text("first\n\n  second \n\u0142\u00e0\n\u00e9t\u00e9\n", encoding="utf-8")
     return serve(translator, keys=ApiKeys.read(file))
 
 
@@ -225,10 +311,18 @@ def locked(serve, translator, tmp_path):
         ("Bearer firs", "API key: is not valid"),
         ("Bearer first second", "API key: is not valid"),
         ("Bearer f\xefrst", "API key: is not valid"),
+        # In UTF-8; the second character ends in a byte that is a space of Latin-1.
+        (b"Bearer \xc5\x82\xc3\xa0", None),
+        (b"Bearer \xc3\xa9t\xc3\xa9", None),
+        # In Latin-1.
+        (b"Bearer \xe9t\xe9", None),
+        (b"Bearer ?t?", "API key: is not valid"),
     ],
 )
 def test_a_key_is_required(locked, authorization, message):
-    headers = [] if authorization is None else [(b"authorization", authorization.encode("latin-1"))]
+    if isinstance(authorization, str):
+        authorization = authorization.encode("latin-1")
+    headers = [] if authorization is None else [(b"authorization", authorization)]
     answer = locked.ask("POST", "/api/translate", json={"text": "a"}, headers=headers)
     if message is None:
         assert answer.status_code == 200

@@ -1,10 +1,13 @@
 """Jobs of many clients are translated together, and each is answered as if it were alone."""
 
+import errno
 import gc
 import shutil
 import threading
 import time
+import weakref
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from servers import SECONDS
@@ -248,6 +251,25 @@ def test_the_old_one_translates_until_the_new_one_is_loaded(run, translator):
     queue.close()
 
 
+def test_a_pointer_that_cannot_be_read_stops_nothing(run, translator, monkeypatch):
+    queue = TranslationQueue(ServedModel(run, "best", lambda: translator), 5)
+    best = run.pointed("best")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "pointed", Mock(side_effect=OSError(errno.EMFILE, "")))
+        first = job("ab")
+        queue.submit(first)
+        assert texts(first) == translator.translate(["ab"], decoding=GREEDY.decoding)
+        assert find_version(run, "best") is None
+    # The thread still looks for a newer checkpoint.
+    run.point("best", shutil.copytree(best, run.checkpoint(999)))
+    second = job("cd")
+    queue.submit(second)
+    assert texts(second) == translator.translate(["cd"], decoding=GREEDY.decoding)
+    wait_for_loader(queue.model)
+    assert queue.model.version.folder == run.checkpoint(999)
+    queue.close()
+
+
 def test_a_run_that_is_calibrated_now_is_loaded_again(run):
     loaded = []
     model = ServedModel(run, "best", lambda: loaded.append(run.confidence_file.exists()))
@@ -277,6 +299,19 @@ def test_a_search_is_checked_once_for_each_checkpoint(run):
     wait_for_loader(model)
     search = model.resolve_search(longer, None)
     assert (search.beam_size, search.max_length) == (7, 99)
+
+
+def test_a_translator_that_is_replaced_while_it_is_asked_is_kept_no_longer(run, translator):
+    class Replaced:
+        def into(self, target: str, source: str) -> str:
+            model._replace(model.version)  # as the thread that loads may do at any time
+            return target
+
+    model = ServedModel(run, "best", Replaced)
+    model.directions = (("source", "target"), ("target", "source"))
+    former = weakref.ref(model.translator)
+    assert model.into(("target", "source")) == "source"
+    assert former() is None
 
 
 def test_a_frozen_object_is_not_visited_by_the_garbage_collector():

@@ -12,6 +12,8 @@ import urllib.request
 import pytest
 from servers import SECONDS
 
+from tformer_cli.errors import StorageError
+
 pytest.importorskip("starlette", reason="starlette is not installed")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 
@@ -73,6 +75,22 @@ def test_no_packet_waits_for_the_one_before():
             connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "said"),
+    [
+        ("a..b", 0, r".+; use another `host`"),
+        ("\u00e9" * 70, 0, r".+; use another `host`"),
+        ("::1%nowhere", 0, r".+; use another `host`"),
+        ("203.0.113.1", 0, r"\(Cannot assign requested address\); use another `host`"),
+    ],
+)
+def test_what_cannot_be_listened_on_is_named(host, port, said):
+    from tformer_cli.serve.server import listening_socket
+
+    with pytest.raises(StorageError, match=f"{host}:{port}: cannot be listened on {said}"):
+        listening_socket(host, port)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from toy import write_languages
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import BeamConfig, SampleConfig
+from tformer_cli.config.schema.fields import annotations, extras
 from tformer_cli.serve.service import Limits
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.segments import Terminology
@@ -274,6 +275,14 @@ def test_many_clients_get_their_own_translations(server, translator):
             {"text": "a", "beam": 4, "nbest": 2, "repair": True},
             ["repair: is for one translation of each line (2); use nbest=1"],
         ),
+        (
+            {"text": "a", "ban": ["B"] * 101, "tag": ["b"] * 33, "constraints": [["B"] * 101]},
+            [
+                "ban: must have at most 100 items (101); send several requests",
+                "tag: must have at most 32 items (33); send several requests",
+                "constraints[0]: must have at most 100 items (101); send several requests",
+            ],
+        ),
         ({"text": "a", "keep": ["\\d+"]}, None),
         ({"text": "a", "tag": ["b"]}, None),
         ({"text": "a", "beam": 1, "constraints": [["B"]]}, None),
@@ -308,6 +317,46 @@ def test_wrong_fields_are_named_all_at_once(server, fields, problems):
     assert "--" not in content["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/translate", {"text": "a", "ban": [1] * 1000}),
+        ("/api/translate", {"text": "a", **dict.fromkeys(map(str, range(1000)), 1)}),
+        ("/translate", {"q": [1] * 1000, "source": "source", "target": "target"}),
+    ],
+    ids=["items", "fields", "texts"],
+)
+def test_an_answer_names_the_first_mistakes(server, path, fields):
+    content = server.post(path, **fields).json()
+    assert len(content["problems"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_tokens"),
+    [
+        ({"prefixes": ["", "A" * 255]}, 256),
+        ({"prefixes": ["", "A" * 256]}, 257),
+        ({"constraints": [[], ["A" * 20] * 12 + ["B" * 15]]}, 256),
+        ({"constraints": [[], ["A" * 20] * 12 + ["B" * 16]]}, 257),
+        ({"constraints": [[], ["A" * 4000]]}, 4001),
+        ({"prefixes": ["", "A" * 200], "constraints": [[], ["B" * 56]]}, 257),
+        ({"prefixes": ["", "A" * 200], "terminology": {"d": "C" * 56}}, 257),
+    ],
+    ids=str,
+)
+def test_what_is_required_fits_into_a_translation(server, fields, num_tokens):
+    # The run's own max_length is lower than 256, up to which a request may raise it.
+    answer = server.post(text=["ab", "c d"], **fields)
+    if num_tokens <= 256:
+        assert answer.status_code == 200
+        return
+    assert answer.status_code == 422
+    assert answer.json()["error"] == (
+        "text:2: requires more tokens than the 256 that a translation may have "
+        f"({num_tokens:,} tokens); shorten its prefix or its required phrases"
+    )
+
+
 def test_an_unknown_field_is_named_with_the_known_ones(server):
     (line,) = server.post(text="a", beem=1).json()["problems"]
     assert line.startswith("beem: no such field; choose from: text, model, source, ")
@@ -327,6 +376,8 @@ def test_an_unknown_field_is_named_with_the_known_ones(server):
         (b'{"text": "a\\ud800b"}', 422),
         (b'{"text": "a", "\\ud800": 1}', 422),
         (b'{"text": "a", "terminology": {"\\udc00": "b"}}', 422),
+        (b'{"text": "a", "length_penalty": 1' + b"0" * 400 + b"}", 422),
+        (b'{"text": "a", "nbest": 1' + b"0" * 400 + b"}", 422),
         (b'{"text": "a", "length_penalty": 1e999}', 422),
         (b'{"text": "a", "length_penalty": -1e999}', 422),
     ],
@@ -403,6 +454,9 @@ def test_the_document_describes_what_is_checked(server):
     schema = body["content"]["application/json"]["schema"]
     assert schema["properties"]["text"]["maxLength"] == Limits().max_characters
     assert all(field["description"] for field in schema["properties"].values())
+    penalty = schema["properties"]["length_penalty"]
+    (bounds,) = extras(annotations(BeamConfig)["length_penalty"])
+    assert (penalty["minimum"], penalty["maximum"]) == (bounds.ge, bounds.le)
     for path, operations in document["paths"].items():
         for method in operations:
             assert server.ask(method.upper(), path).status_code not in (404, 405), path
@@ -455,15 +509,28 @@ def events_of(answer) -> list[tuple[str, dict]]:
     ],
     ids=str,
 )
-def test_a_stream_ends_with_the_answer_that_others_get(serve, toy_run, backend, search):
+def test_a_stream_ends_with_the_answer_that_others_get(
+    serve, toy_run, backend, search, monkeypatch
+):
+    pytest.importorskip("starlette", reason="starlette is not installed")
+    from tformer_cli.serve.translate_api import Drafts
+
+    put, grown = Drafts.put, set()
+
+    def noting(drafts, index, text):
+        grown.add(index)
+        put(drafts, index, text)
+
+    monkeypatch.setattr(Drafts, "put", noting)
     server = serve(Translator.load(toy_run, backend=backend))
     fields = {"text": TEXTS, "alignments": True, **search}
     *drafts, (name, answer) = events_of(server.post(**fields, stream=True))
     assert name == "answer", answer
     assert answer == server.post(**fields).json()
-    assert {name for name, _ in drafts} == {"draft"}
     # Each text that is translated grows; the empty one does not.
-    assert {draft["index"] for _, draft in drafts} == {0, 1, 3}
+    assert grown == {0, 1, 3}
+    # A client gets those that are sent before the answer is there.
+    assert all(name == "draft" and draft["index"] in grown for name, draft in drafts)
 
 
 def test_drafts_of_a_greedy_search_become_its_translation(server):

@@ -134,7 +134,7 @@ DROP_ONE = "leave one of them out"
 # Arguments of the library whose options have their names.
 _SAME_NAMES = (
     *("backend", "check_file", "checkpoint", "device", "ensemble", "field", "format", "fresh"),
-    *("head", "init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
+    *("head", "host", "init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
     *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "port"),
     *("lowercase", "precision", "prefixes", "quantization", "resamples", "run", "seed"),
     *("keep", "like", "repair", "source_language", "split", "target", "target_language"),

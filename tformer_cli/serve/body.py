@@ -1,5 +1,6 @@
 """Body of a request: read up to a limit, as JSON or as a form."""
 
+import contextlib
 import json
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
@@ -31,10 +32,11 @@ async def read_fields(request: Request, max_bytes: int, *, accepts_forms: bool) 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
     """Return the body; stop reading where it is too large."""
-    declared = request.headers.get("content-length", "")
     body = bytearray()
-    if declared.isdecimal() and int(declared) > max_bytes:
-        _refuse_large(max_bytes)
+    # Without a number, or with one of thousands of digits, the bytes are counted as they come.
+    with contextlib.suppress(ValueError):
+        if int(request.headers.get("content-length", "")) > max_bytes:
+            _refuse_large(max_bytes)
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:

@@ -1,6 +1,7 @@
 """Guard: which host names, which sites' pages and which API keys a server answers to."""
 
 import hmac
+import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -100,11 +101,15 @@ class ApiKeys:
         if not self._keys:
             return
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        given = credentials.strip() if scheme.lower() == "bearer" else key
+        is_bearer = scheme.lower() == "bearer"
+        given = credentials.strip(" \t") if is_bearer else key
         if not isinstance(given, str) or not given:
             remedy = "send `Authorization: Bearer KEY`"
             raise Unauthorized("API key", "is required", remedy=remedy)
-        content = given.encode(errors="replace")
-        num_equal = sum(hmac.compare_digest(content, each) for each in self._keys)
+        sent = [given.encode(errors="surrogatepass")]
+        if is_bearer:
+            # Headers are read as Latin-1; curl and the page write them in UTF-8, others in Latin-1.
+            sent.append(given.encode("latin-1"))
+        num_equal = sum(hmac.compare_digest(*pair) for pair in itertools.product(sent, self._keys))
         if not num_equal:
             raise Unauthorized("API key", "is not valid")

@@ -81,7 +81,7 @@ class LibreTranslateApi:
         number = fields.get("alternatives")
         if isinstance(number, str) and number.isdecimal() and len(number) < 10:
             fields["alternatives"] = int(number)
-        broken = list(problems(fields, self.schema, "body"))
+        broken = problems(fields, self.schema)
         if not broken and fields["source"] == "auto":
             what, remedy = "must be a language: none is detected", "name the language"
             broken = [Problem("source", what, got="auto", remedy=remedy)]

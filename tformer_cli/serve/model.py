@@ -4,11 +4,11 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.schema.decoding import DecodingConfig, SearchConfig
 from tformer_cli.config.schema.text import Direction
 from tformer_cli.storage.run_directory import EXPORT_FILE, MODEL_FILE, RunDirectory
 from tformer_cli.translate.direction import TranslationDirection
@@ -32,6 +32,27 @@ class Version(NamedTuple):
     folder: Path  # of the weights
     weights: FileVersion
     confidence: FileVersion | None  # None: not calibrated
+
+
+class LoadedTranslator:
+    """A translator, and what is kept of it as long as it is used."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.translator = translator
+        # Most requests have the search of one before: to check it anew takes 0.1 ms.
+        self.resolve_search = lru_cache(maxsize=MAX_SEARCHES)(partial(_resolve_search, translator))
+        self.into = lru_cache(maxsize=None)(partial(_into, translator))
+
+
+def _resolve_search(
+    translator: Translator, changes: SearchOptions, requiring: str | None
+) -> DecodingConfig:
+    return resolve_search(changes, translator.config, requiring)
+
+
+def _into(translator: Translator, direction: Direction) -> Translator:
+    source, target = direction
+    return translator.into(target, source)
 
 
 class ServedModel:
@@ -63,10 +84,17 @@ class ServedModel:
         self._log = log
         self._loader: threading.Thread | None = None
         self._tried = self.version = find_version(run, checkpoint)
-        self.translator = load()
-        # Most requests have the search of one before: to check it anew takes 0.1 ms.
-        self.resolve_search = lru_cache(maxsize=MAX_SEARCHES)(self._resolve_search)
-        self._directed = lru_cache(maxsize=None)(_directed)
+        self._loaded = LoadedTranslator(load())
+
+    @property
+    def translator(self) -> Translator:
+        """The translator of the version that is used now."""
+        return self._loaded.translator
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens that a request may let a translation have."""
+        return max(self.translator.config.decoding.max_length, SearchConfig().max_length)
 
     @cached_property
     def directions(self) -> tuple[Direction, ...]:
@@ -84,10 +112,11 @@ class ServedModel:
         """Return the translator of a direction; None is the only one."""
         if direction is None or len(self.directions) == 1:
             return self.translator
-        return self._directed(self.translator, direction)
+        return self._loaded.into(direction)
 
-    def _resolve_search(self, changes: SearchOptions, requiring: str | None) -> DecodingConfig:
-        return resolve_search(changes, self.translator.config, requiring)
+    def resolve_search(self, changes: SearchOptions, requiring: str | None) -> DecodingConfig:
+        """Return the search of the run with changes, as the function of this name does."""
+        return self._loaded.resolve_search(changes, requiring)
 
     def reload(self) -> None:
         """Begin to load a newer version, unless one is being loaded."""
@@ -109,16 +138,9 @@ class ServedModel:
                 f"{self.run.path}: keeps its checkpoint, as a newer one fails to load: {error}"
             )
             return
-        self.translator, self.version = translator, version
-        self.resolve_search.cache_clear()
-        self._directed.cache_clear()
+        self._loaded, self.version = LoadedTranslator(translator), version
         freeze()
         self._log(f"{self.run.path}: loaded {version.folder.name}")
-
-
-def _directed(translator: Translator, direction: Direction) -> Translator:
-    source, target = direction
-    return translator.into(target, source)
 
 
 def freeze() -> None:
@@ -137,16 +159,21 @@ def model_name(run: Path) -> str:
 
 
 def find_version(run: RunDirectory, checkpoint: str) -> Version | None:
-    """Return the version that a run has now with a checkpoint; None if it is not known."""
-    folder = run.path
-    if checkpoint in ("best", "last"):
-        folder = run.pointed(checkpoint) or run.pointed("last") or folder
-    elif checkpoint.isdecimal():
-        folder = run.checkpoint(int(checkpoint))
-    else:
-        folder = run.checkpoints / checkpoint
-    weights = _file_version(folder / MODEL_FILE) or _file_version(folder / EXPORT_FILE)
-    return weights and Version(folder, weights, _file_version(run.confidence_file))
+    """Return the version that a run has now with a checkpoint.
+
+    None if it is not known: also where the system lets no file be opened for the moment.
+    """
+    with contextlib.suppress(OSError):
+        folder = run.path
+        if checkpoint in ("best", "last"):
+            folder = run.pointed(checkpoint) or run.pointed("last") or folder
+        elif checkpoint.isdecimal():
+            folder = run.checkpoint(int(checkpoint))
+        else:
+            folder = run.checkpoints / checkpoint
+        weights = _file_version(folder / MODEL_FILE) or _file_version(folder / EXPORT_FILE)
+        return weights and Version(folder, weights, _file_version(run.confidence_file))
+    return None
 
 
 def _file_version(file: Path) -> FileVersion | None:

@@ -127,6 +127,7 @@ MODELS = described(
             can_align={"type": "boolean"},
             decoding={"type": "object"},
         )
-    )
+    ),
+    max_candidates={"type": "integer"},
 )
 LANGUAGES = texts_of(described(code=TEXT, name=TEXT, targets=texts_of(TEXT)))

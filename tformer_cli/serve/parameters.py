@@ -19,6 +19,9 @@ from tformer_cli.translate.preprocess import InputLine
 MAX_SETTING = 200
 MAX_SETTINGS = 32
 MAX_TERM = 200
+# Phrases that are banned, or required in a text, each of which takes time in every step; and tags.
+MAX_PHRASES = 100
+MAX_TAGS = 32
 
 
 def texts_of(schema: Schema, **limits: int) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def request_schema(limits: Limits) -> dict[str, Any]:
         "beam": ("Beam size; 1 is greedy search. Default: the run's.", count),
         "length_penalty": (
             "Exponent A of score = log probability / length ** A. Default: the run's.",
-            {"type": "number"},
+            {"type": "number", "minimum": 0, "maximum": 10},
         ),
         "set": (
             "Overrides of keys of the run's search: decoding.KEY=VALUE.",
@@ -84,11 +87,17 @@ def request_schema(limits: Limits) -> dict[str, Any]:
             "Forced beginning of each translation.",
             texts_of(text, maxItems=limits.max_texts),
         ),
-        "tag": ("Tags of the training text that each source begins with.", texts_of(word)),
-        "ban": ("Words and phrases that no translation contains.", texts_of(word)),
+        "tag": (
+            "Tags of the training text that each source begins with.",
+            texts_of(word, maxItems=MAX_TAGS),
+        ),
+        "ban": (
+            "Words and phrases that no translation contains.",
+            texts_of(text, maxItems=MAX_PHRASES),
+        ),
         "constraints": (
             "Required phrases of each text. A text that is split can have none.",
-            texts_of(texts_of(text), maxItems=limits.max_texts),
+            texts_of(texts_of(text, maxItems=MAX_PHRASES), maxItems=limits.max_texts),
         ),
         "terminology": (
             "Target terms by source terms; each is required where a text has its source term.",
@@ -109,9 +118,9 @@ def check_fields(fields: dict[str, Any], schema: Schema) -> None:
     """Refuse fields that break a schema, or lists that are not as long as that of the texts.
 
     Raises:
-        Unprocessable: all that is wrong.
+        Unprocessable: what is wrong.
     """
-    broken = list(problems(fields, schema, "body"))
+    broken = problems(fields, schema)
     if not broken:
         count = 1 if isinstance(fields["text"], str) else len(fields["text"])
         broken = [
@@ -141,10 +150,9 @@ def job_of(
         fields.get("beam"), fields.get("length_penalty"), tuple(fields.get("set", ()))
     )
     decoding = model.resolve_search(changes, requiring)
-    service.check_search(decoding, model.translator.config.decoding)
     mbr = MBR(fields["mbr"], fields.get("candidates")) if "mbr" in fields else None
     count = fields.get("nbest", 1)
-    resolve_num_hypotheses(decoding, count, mbr)
+    service.check_search(decoding, resolve_num_hypotheses(decoding, count, mbr), model)
     texts = [fields["text"]] if isinstance(fields["text"], str) else fields["text"]
     prefixes = fields.get("prefixes", [""] * len(texts))
     phrases = fields.get("constraints", [()] * len(texts))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tformer_cli.config.schema.decoding import DecodingConfig, SampleConfig
 from tformer_cli.config.schema.text import Direction
-from tformer_cli.errors import Problem, TformerError
+from tformer_cli.errors import DataError, Problem, TformerError
 from tformer_cli.serve.model import ServedModel
 from tformer_cli.serve.refusal import Failed, Overloaded
 from tformer_cli.text.segments import Terminology
@@ -179,7 +179,11 @@ class TranslationQueue:
     def _translated(self, batch: list[TranslationJob]) -> list[TranslatedLine]:
         options = batch[0].options
         translator = self.model.into(options.direction)
+        terminology = _terminology(options.terminology, translator)
         window = [line for job in batch for line in job.lines]
+        for number, line in enumerate(window, 1):
+            if line.prefix or line.phrases or terminology:
+                check_required(line, number, translator, terminology, self.model.max_length)
         (lines,) = translator.translate_windows(
             [window],
             options.count,
@@ -188,7 +192,7 @@ class TranslationQueue:
             mbr=options.mbr,
             tags=options.tags,
             banned=options.banned,
-            terminology=_terminology(options.terminology, translator),
+            terminology=terminology,
             scored=options.scored,
             aligned=options.aligned,
             inspected=options.inspected or translator.load_confidence() is not None,
@@ -235,6 +239,31 @@ def next_batch(waiting: Sequence[TranslationJob]) -> list[TranslationJob]:
             batch.append(job)
             room -= job.num_characters
     return batch
+
+
+def check_required(
+    line: InputLine,
+    number: int,
+    translator: Translator,
+    terminology: Terminology | None,
+    max_length: int,
+) -> None:
+    """Refuse a line whose prefix and required phrases need a longer translation than allowed.
+
+    A search takes as many steps as they need.
+
+    Raises:
+        DataError: they do, or no translation can contain them.
+    """
+    where, start = f"text:{number}", translator.direction.target_ids
+    requests = translator.preprocessor.encode(
+        line, number=number, where=where, start=start, terminology=terminology
+    )
+    needed = max(len(each.forced) + sum(map(len, each.required)) + 1 for each in requests)
+    if needed > max_length:
+        what = f"requires more tokens than the {max_length} that a translation may have"
+        remedy = "shorten its prefix or its required phrases"
+        raise DataError(where, what, got=f"{needed:,} tokens", remedy=remedy)
 
 
 def _terminology(lines: tuple[str, ...], translator: Translator) -> Terminology | None:

@@ -1,5 +1,6 @@
 """JSON Schema: the part of it that describes requests in the API document, and checks them."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,17 +20,22 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "object": ((dict,), "an object"),
 }
 _MAX_SHOWN = 40
+# A body may have a mistake in every few bytes.
+MAX_PROBLEMS = 20
 
 
-def problems(value: object, schema: Schema, where: str) -> Iterator[Problem]:
-    """Yield each rule of a schema that a value of a JSON document breaks.
+def problems(content: object, schema: Schema) -> list[Problem]:
+    """Return the first rules of a schema that the content of a body breaks.
 
     Args:
-        value: what `json.loads` returned.
+        content: what `json.loads` returned.
         schema: with the keys `type`, `enum`, `minimum`, `maximum`, `maxLength`, `minItems`,
             `maxItems`, `items`, `properties`, `required`, `additionalProperties`, `propertyNames`.
-        where: name of the value in messages.
     """
+    return list(itertools.islice(_problems(content, schema, "body"), MAX_PROBLEMS))
+
+
+def _problems(value: object, schema: Schema, where: str) -> Iterator[Problem]:
     types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
     if not any(_is(value, name) for name in types):
         words = " or ".join(_TYPES[name][1] for name in types)
@@ -79,7 +85,7 @@ def _list_problems(items: Sequence[object], schema: Schema, where: str) -> Itera
         what = f"must have at most {schema['maxItems']:,} items"
         yield Problem(where, what, got=f"{len(items):,}", remedy="send several requests")
     for index, item in enumerate(items):
-        yield from problems(item, schema["items"], f"{where}[{index}]")
+        yield from _problems(item, schema["items"], f"{where}[{index}]")
 
 
 def _object_problems(content: dict[str, Any], schema: Schema, where: str) -> Iterator[Problem]:
@@ -88,13 +94,13 @@ def _object_problems(content: dict[str, Any], schema: Schema, where: str) -> Ite
     for key, value in content.items():
         path = key if where == "body" else f"{where}.{key}"
         if key in known:
-            yield from problems(value, known[key], path)
+            yield from _problems(value, known[key], path)
         elif others is False:
             remedy = f"choose from: {', '.join(known)}"
             yield Problem(_cut(path), "no such field", remedy=remedy)
         elif others is not True:
-            yield from problems(key, schema["propertyNames"], f"a key of {where}")
-            yield from problems(value, others, _cut(path))
+            yield from _problems(key, schema["propertyNames"], f"a key of {where}")
+            yield from _problems(value, others, _cut(path))
     for key in schema.get("required", ()):
         if key not in content:
             yield Problem(key, "is required")

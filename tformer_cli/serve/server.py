@@ -1,5 +1,6 @@
 """The server: a socket, the models and their queues, and uvicorn, until a signal stops it."""
 
+import errno
 import gc
 import os
 import signal
@@ -127,11 +128,14 @@ def listening_socket(host: str, port: int) -> socket.socket:
         # client has acknowledged the one before, which takes 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         what = "cannot be listened on"
         number = getattr(error, "errno", None) or 0
         got = os.strerror(number) if number > 0 else str(error)
-        raise StorageError(where, what, got=got, remedy="use another `port`") from None
+        is_elsewhere = number == errno.EADDRNOTAVAIL  # an address of another machine
+        is_host = is_elsewhere or isinstance(error, socket.gaierror | UnicodeError)
+        remedy = f"use another `{'host' if is_host else 'port'}`"
+        raise StorageError(where, what, got=got, remedy=remedy) from None
 
 
 def url_of(listener: socket.socket) -> str:

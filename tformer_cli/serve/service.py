@@ -7,12 +7,13 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, SearchConfig
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.text import Direction
 from tformer_cli.errors import Problem, check_positive
 from tformer_cli.serve.body import read_fields
 from tformer_cli.serve.guard import ApiKeys
 from tformer_cli.serve.metrics import Metrics
+from tformer_cli.serve.model import ServedModel
 from tformer_cli.serve.queue import TranslationJob, TranslationQueue
 from tformer_cli.serve.refusal import OutOfTime, SlowBody, Unprocessable
 from tformer_cli.translate.translator import TranslatedLine
@@ -26,7 +27,7 @@ class Limits:
         max_body: bytes of a body.
         max_characters: characters of a text.
         max_texts: texts of a request.
-        max_candidates: beam size, translations and candidates of a text.
+        max_candidates: translations and candidates of a text, and a beam larger than the run's own.
         max_waiting: requests that wait for one model.
         timeout: seconds from the first byte of a body to the answer.
     """
@@ -88,19 +89,24 @@ class Service:
         choices = ["{model} ({source} -> {target})".format(**names) for names in named]
         return f"choose from: {', '.join(choices)}"
 
-    def check_search(self, decoding: DecodingConfig, own: DecodingConfig) -> None:
+    def check_search(
+        self, decoding: DecodingConfig, num_hypotheses: int, model: ServedModel
+    ) -> None:
         """Refuse a search that takes far longer than those of the run.
 
         Raises:
             Unprocessable: all limits that it breaks.
         """
-        limits = {"max_length": max(own.max_length, SearchConfig().max_length)}
+        most = self.limits.max_candidates
+        asked = {"decoding.max_length": (decoding.max_length, model.max_length)}
         if isinstance(decoding, BeamConfig):
-            limits["beam_size"] = self.limits.max_candidates
+            own = getattr(model.translator.config.decoding, "beam_size", 1)
+            asked["decoding.beam_size"] = (decoding.beam_size, max(own, most))
+        asked["candidates"] = (num_hypotheses, most)
         problems = [
-            Problem(f"decoding.{key}", f"must be at most {limit}", got=str(value))
-            for key, limit in limits.items()
-            if (value := getattr(decoding, key)) > limit
+            Problem(name, f"must be at most {limit}", got=str(value))
+            for name, (value, limit) in asked.items()
+            if value > limit
         ]
         if problems:
             raise Unprocessable(problems)

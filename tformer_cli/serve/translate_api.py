@@ -49,23 +49,16 @@ class TranslateApi:
     def _stream(
         self, request: Request, queue: TranslationQueue, job: TranslationJob, deadline: float
     ) -> Response:
-        loop = asyncio.get_running_loop()
-        drafts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-
-        def on_draft(index: int, text: str) -> None:
-            # A server that has been stopped has no loop any more.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(drafts.put_nowait, {"index": index, "text": text})
-
-        job = replace(job, on_draft=on_draft)
+        drafts = Drafts()
+        job = replace(job, on_draft=drafts.put)
         queue.submit(job)
 
         async def events() -> AsyncIterator[bytes]:
             answer = asyncio.ensure_future(self.service.wait(request, job, deadline))
-            answer.add_done_callback(lambda _: drafts.put_nowait(None))
+            answer.add_done_callback(lambda _: drafts.close())
             try:
-                while (draft := await drafts.get()) is not None:
-                    yield event("draft", draft)
+                async for index, text in drafts:
+                    yield event("draft", {"index": index, "text": text})
                 yield event("answer", answer_content(queue, job, await answer))
             except TformerError as error:
                 yield event("error", error_content(error))
@@ -78,8 +71,43 @@ class TranslateApi:
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
     async def models(self, request: Request) -> JSONResponse:
-        """List the models, once for each of their directions."""
-        return JSONResponse({"models": [model_content(*each) for each in self.service.directions]})
+        """List the models, once for each of their directions, and the limit of an nbest."""
+        models = [model_content(*each) for each in self.service.directions]
+        most = self.service.limits.max_candidates
+        return JSONResponse({"models": models, "max_candidates": most})
+
+
+class Drafts:
+    """The latest draft of each text that is still to be sent: a slow client gets fewer of them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._texts: dict[int, str] = {}  # by the index of the text
+        self._is_open = True
+
+    def put(self, index: int, text: str) -> None:
+        """Keep a draft; called in any thread."""
+        if self._is_open:
+            self._texts[index] = text
+            # A server that has been stopped has no loop any more.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._changed.set)
+
+    def close(self) -> None:
+        """Drop all drafts, and those to come."""
+        self._is_open = False
+        self._texts.clear()
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        while self._is_open:
+            await self._changed.wait()
+            self._changed.clear()
+            for index in list(self._texts):
+                text = self._texts.pop(index, None)
+                if text is not None:
+                    yield index, text
 
 
 def event(name: str, content: dict[str, Any]) -> bytes:

@@ -1,7 +1,7 @@
 // The page of `tformer serve`. Text from outside is only ever written as textContent.
 
 const PAUSE = 300; // milliseconds without a key before a text is translated
-const MAX_SHOWN = 5; // translations
+const MAX_SHOWN = 5; // translations, unless the server has a lower limit
 const RIGHT_TO_LEFT = new Set(["ar", "arc", "ckb", "dv", "fa", "he", "ks", "ps", "sd", "syr", "ug", "ur", "yi"]);
 
 const element = Object.fromEntries(
@@ -10,6 +10,7 @@ const element = Object.fromEntries(
 const { source, mirror, target, status } = element;
 
 let models = [];
+let maxShown = MAX_SHOWN;
 let key = "";
 let asking = new AbortController();
 let timer;
@@ -48,7 +49,9 @@ function choose() {
 }
 
 async function loadModels() {
-  ({ models } = await (await fetch("api/models")).json());
+  const listed = await (await fetch("api/models")).json();
+  models = listed.models;
+  maxShown = Math.min(MAX_SHOWN, listed.max_candidates);
   element.model.replaceChildren(
     ...models.map(({ name, source: from, target: to }) => {
       return new Option(`${languageName(from)} → ${languageName(to)} · ${name}`);
@@ -91,7 +94,7 @@ async function translate(prefix = "") {
 
 function fieldsOf(text, prefix) {
   const { name, source: from, target: to, can_align: alignments, decoding } = model();
-  const nbest = decoding.kind === "beam" ? Math.min(MAX_SHOWN, decoding.beam_size) : 1;
+  const nbest = decoding.kind === "beam" ? Math.min(maxShown, decoding.beam_size) : 1;
   const chosen = { model: name, source: from, target: to };
   const wanted = { nbest, alignments, defects: true, stream: true };
   return { ...chosen, text, ...wanted, ...(prefix && { prefixes: [prefix] }) };
@@ -100,7 +103,9 @@ function fieldsOf(text, prefix) {
 /** Yield the events of an answer, each with its name and content. */
 async function* events(fields, signal) {
   const headers = { "Content-Type": "application/json" };
-  if (key) headers.Authorization = `Bearer ${key}`;
+  // A header has bytes, each of which is a character here: those of UTF-8.
+  const bytes = String.fromCharCode(...new TextEncoder().encode(key));
+  if (key) headers.Authorization = `Bearer ${bytes}`;
   const response = await fetch("api/translate", {
     method: "POST", headers, body: JSON.stringify(fields), signal,
   });
