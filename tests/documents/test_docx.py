@@ -3,6 +3,7 @@
 import io
 import re
 import zipfile
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -151,6 +152,27 @@ def test_links_fields_and_breaks_stay_whole(read):
     assert (xml.count("<w:br/>"), "proofErr" in xml, lost) == (1, False, [])
 
 
+INSERTED = f'<w:ins w:id="1">{run("fg") + field("end") + run(" now")}</w:ins>'
+IN_A_RUN = run("fg", BOLD).replace("</w:r>", '<w:fldChar w:fldCharType="end"/></w:r>')
+
+
+BEGIN = field("begin") + "<w:r><w:instrText>REF x</w:instrText></w:r>"
+
+
+@pytest.mark.parametrize("begin", [BEGIN, f'<w:ins w:id="2">{run("ab ") + BEGIN}</w:ins>'])
+@pytest.mark.parametrize("end", [INSERTED, IN_A_RUN + run(" now")])
+def test_a_field_that_crosses_elements_stays_whole(read, begin, end):
+    result = field("separate") + run("cd ")
+    document = read(paragraph(run("ab "), begin, result, end, run(" so")))
+    random, sources = Random(1), len(words(texts(document)[0]))
+    for _ in range(500):
+        links = [(random.randrange(sources), random.randrange(3)) for _ in range(6)]
+        content, _ = carried(document, "A B C", links)
+        assert "".join(text for text, _ in runs(content)) == "A B C"
+        xml = members(content)["word/document.xml"].decode()
+        assert re.findall('fldCharType="(.*?)"', xml) == ["begin", "separate", "end"]
+
+
 PIECES = st.sampled_from(
     [
         run("one "),
@@ -162,6 +184,8 @@ PIECES = st.sampled_from(
         "<w:del><w:r><w:delText>no</w:delText></w:r></w:del>",
         *(field(kind) for kind in ("begin", "separate", "end")),
         "<w:r/>",
+        INSERTED,
+        IN_A_RUN,
     ]
 )
 

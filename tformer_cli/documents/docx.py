@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
-from tformer_cli.documents.segment import Content, Entry, Segment, Token
+from tformer_cli.documents.segment import Content, Entry, Segment, Tag, Token
 from tformer_cli.documents.xml import Element, escaped, parse, text_tokens
 from tformer_cli.errors import DataError
 
@@ -162,29 +162,43 @@ def _joined(tokens: Iterable[Token]) -> Iterator[Token]:
 
 
 def _with_fields(tokens: Iterable[Token]) -> Iterator[Token]:
-    """Yield tokens with a pair of tags around the result of a field, such as a page number."""
-    begun = ""
-    for token in tokens:
+    """Yield tokens with a pair of tags around the result of a field, such as a page number.
+
+    Only marks within the same element are a pair, so tags never cross.
+    """
+    begun, opened = "", list[int]()
+    for index, token in enumerate(tokens):
         mark = _FIELD_MARK.search(token.text) if token.kind == "point" else None
         kind = mark[1] if mark else ""
         if kind == "begin" or (begun and token.kind == "point" and kind == ""):
             begun += token.text
         elif kind == "end" and not begun:
-            yield Token("close", token.text, "field")
+            yield Token("close", token.text, f"field {opened[-1:]}")
         elif kind:
-            yield Token("open" if kind == "separate" else "point", begun + token.text, "field")
+            has_result = begun and kind == "separate"
+            name = f"field {opened[-1:]}"
+            yield Token("open" if has_result else "point", begun + token.text, name)
             begun = ""
         else:
             yield from [Token("point", begun)] if begun else []
             begun = ""
+            if token.kind == "open":
+                opened.append(index)
+            elif token.kind == "close":
+                opened.pop()
             yield token
     yield from [Token("point", begun)] if begun else []
 
 
 def _encode(main: str, segment: Segment) -> str:
-    """Return a segment as runs; text outside of all runs has the main format."""
+    """Return a segment as runs; text outside of all runs has the main format.
+
+    Marks of fields that are no pair keep their order, wherever their positions are.
+    """
+    marks = iter([tag.opening for tag in segment.tags if _is_unpaired_mark(tag)])
+    tags = [tag._replace(opening="") if _is_unpaired_mark(tag) else tag for tag in segment.tags]
     formats, parts = [main], list[str]()
-    for token in segment.tokens():
+    for token in segment._replace(tags=tuple(tags)).tokens():
         if token.kind == "text":
             text = escaped(token.text)
             parts.append(f'{formats[-1]}<w:t xml:space="preserve">{text}</w:t>{_RUN_END}')
@@ -193,5 +207,12 @@ def _encode(main: str, segment: Segment) -> str:
         elif token.text.startswith(_RUN) and _RUN_END not in token.text:
             formats.append(token.text)
         else:
-            parts.append(token.text)
+            is_mark = token.kind == "open" and not token.text
+            parts.append(next(marks) if is_mark else token.text)
     return "".join(parts)
+
+
+def _is_unpaired_mark(tag: Tag) -> bool:
+    marks = _FIELD_MARK.findall(tag.opening)
+    is_whole = (marks[:1], marks[-1:]) == (["begin"], ["end"])
+    return not tag.closing and bool(marks) and not is_whole
