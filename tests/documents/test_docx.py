@@ -120,6 +120,28 @@ def test_all_parts_are_read_and_other_bytes_stay(read):
     ).replace(b"<w:r >", b"<w:r>").replace(b"note<", b"NOTE<")
 
 
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ('<w:smartTag w:element="City"><w:smartTagPr/>', "</w:smartTag>"),
+        ("<w:customXml><w:customXmlPr><w:attr/></w:customXmlPr>", "</w:customXml>"),
+        ('<w:bdo w:val="rtl">', "</w:bdo>"),
+        ('<w:dir w:val="rtl">', "</w:dir>"),
+    ],
+)
+def test_text_within_other_elements_is_translated(read, opening, closing):
+    document = read(paragraph(run("in "), opening, run("big "), run("London", BOLD), closing))
+    assert texts(document) == ["in big London"]
+    content, lost = carried(document, "im großen London", [(0, 0), (1, 1), (2, 2)])
+    xml = members(content)["word/document.xml"].decode()
+    assert f'{opening}<w:r><w:t xml:space="preserve">großen' in xml
+    assert (runs(content)[-1], xml.count(closing), lost) == (("London", "b"), 1, [])
+
+
+def test_the_main_part_may_have_a_number(read):
+    assert texts(read(paragraph(run("a")), document2=part(paragraph(run("b"))))) == ["a", "b"]
+
+
 def test_a_text_box_splits_its_paragraph(read):
     box = f"<w:r><w:drawing>{paragraph(run('in'))}</w:drawing></w:r>"
     document = read(paragraph(run("before"), box, run("after")))
@@ -185,6 +207,7 @@ PIECES = st.sampled_from(
         *(field(kind) for kind in ("begin", "separate", "end")),
         "<w:r/>",
         INSERTED,
+        f"<w:smartTag><w:smartTagPr/>{run('d ')}</w:smartTag>",
         IN_A_RUN,
     ]
 )

@@ -13,12 +13,18 @@ from tformer_cli.documents.xml import Element, escaped, parse, text_tokens
 from tformer_cli.errors import DataError
 
 # Parts of the file that have text of the document, and the maximum size of one, in bytes.
-PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes)\.xml")
+PARTS = re.compile(r"word/(?:document\d*|header\d*|footer\d*|footnotes|endnotes)\.xml")
 MAX_PART_SIZE = 1 << 28
 # What may be around the runs of a paragraph.
-_CONTAINERS = {"w:fldSimple", "w:hyperlink", "w:ins", "w:moveTo", "w:sdtContent"}
-# The format, which each run has anew, and marks of a spelling checker and of pages.
-_DROPPED = {"w:rPr", "w:proofErr", "w:lastRenderedPageBreak"}
+_CONTAINERS = {
+    *("w:bdo", "w:customXml", "w:dir", "w:fldSimple", "w:hyperlink", "w:ins", "w:moveTo"),
+    *("w:sdtContent", "w:smartTag"),
+}
+# Properties, which what opens has in itself, and marks of a spelling checker and of pages.
+_DROPPED = {
+    *("w:rPr", "w:customXmlPr", "w:smartTagPr"),
+    *("w:proofErr", "w:lastRenderedPageBreak"),
+}
 # What separates words without being text.
 _SPACES = {"w:tab", "w:br", "w:cr"}
 _FIELD_MARK = re.compile(r"<w:fldChar\b[^<>]*\bw:fldCharType=[\"'](begin|separate|end)")
@@ -122,7 +128,9 @@ def _tokens(text: str, elements: list[Element], main: str) -> Iterator[Token]:
         if element.name == "w:r":
             yield from _run_tokens(text, element, main)
         elif inner.name in _CONTAINERS:
-            yield Token("open", text[element.start : inner.content_start], element.name)
+            properties = inner.first(f"{inner.name}Pr")
+            start = properties.end if properties else inner.content_start
+            yield Token("open", text[element.start : start], element.name)
             yield from _tokens(text, inner.children, "")
             yield Token("close", text[inner.content_end : element.end], element.name)
         elif element.name not in _DROPPED:
