@@ -98,6 +98,7 @@ def test_all_parts_are_read_and_other_bytes_stay(read):
     table = f"<w:tbl><w:tr><w:tc>{paragraph(run('cell'))}</w:tc></w:tr></w:tbl>"
     document = read(
         table,
+        '<w:p/><w:p w:rsidR="1"/><w:pPrChange/>',
         paragraph(run("body")),
         header1=part(paragraph(run("head"))),
         footnotes=part(paragraph(run("note"))),
@@ -105,7 +106,7 @@ def test_all_parts_are_read_and_other_bytes_stay(read):
     )
     assert texts(document) == ["cell", "body", "head", "note"]
     assert [where.rpartition("a.docx/word/")[2] for where in document.where] == [
-        *("document.xml:1", "document.xml:2", "header1.xml:1", "footnotes.xml:1")
+        *("document.xml:1", "document.xml:4", "header1.xml:1", "footnotes.xml:1")
     ]
     before = members(document.content)
     assert members(document.translated(document.segments)) == before

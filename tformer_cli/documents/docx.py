@@ -28,7 +28,7 @@ _DROPPED = {
 # What separates words without being text.
 _SPACES = {"w:tab", "w:br", "w:cr"}
 _FIELD_MARK = re.compile(r"<w:fldChar\b[^<>]*\bw:fldCharType=[\"'](begin|separate|end)")
-PARAGRAPH_END = "</w:p>"
+PARAGRAPH_END = r"</w:p>|<w:p(?:\s[^<>]*)?/>"  # also that of one without content
 _RUN, _RUN_END = "<w:r>", "</w:r>"
 
 
