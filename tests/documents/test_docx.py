@@ -3,6 +3,7 @@
 import io
 import re
 import zipfile
+from contextlib import suppress
 from random import Random
 from xml.etree import ElementTree
 
@@ -257,3 +258,17 @@ def test_what_is_no_archive_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tformer_cli.documents.docx.MAX_PART_SIZE", 1)
     with pytest.raises(DataError, match=r"a\.docx/word/document\.xml: must be at most 0 MiB large"):
         read_document(path)
+
+
+@pytest.mark.parametrize(
+    "compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
+def test_a_damaged_archive_is_read_or_refused(tmp_path, compression):
+    path = tmp_path / "a.docx"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("word/document.xml", f"<x>{'a' * 99}</x>")
+    content = path.read_bytes()
+    for position in range(len(content)):
+        path.write_bytes(content[:position] + b"\xff" + content[position + 1 :])
+        with suppress(DataError):
+            read_document(path)

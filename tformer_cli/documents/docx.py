@@ -1,6 +1,7 @@
 """Word documents: the paragraphs of a .docx file, its tables, headers, footers and notes."""
 
 import io
+import lzma
 import re
 import zipfile
 import zlib
@@ -29,6 +30,11 @@ _DROPPED = {
 _SPACES = {"w:tab", "w:br", "w:cr"}
 _FIELD_MARK = re.compile(r"<w:fldChar\b[^<>]*\bw:fldCharType=[\"'](begin|separate|end)")
 PARAGRAPH_END = r"</w:p>|<w:p(?:\s[^<>]*)?/>"  # also that of one without content
+# What an archive raises that is damaged, in any compression, or has a password.
+_UNREADABLE = (
+    *(zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError),
+    *(lzma.LZMAError, zlib.error),
+)
 _RUN, _RUN_END = "<w:r>", "</w:r>"
 
 
@@ -52,7 +58,7 @@ def read_parts(content: bytes, name: str) -> dict[str, str]:
         return parts
     except UnicodeDecodeError:
         raise DataError(name, "must be UTF-8", remedy="convert the document") from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except _UNREADABLE as error:
         raise DataError(name, "cannot be read as a document", got=str(error)) from None
 
 
