@@ -3,6 +3,8 @@
 import io
 import re
 import zipfile
+from contextlib import suppress
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -97,6 +99,7 @@ def test_all_parts_are_read_and_other_bytes_stay(read):
     table = f"<w:tbl><w:tr><w:tc>{paragraph(run('cell'))}</w:tc></w:tr></w:tbl>"
     document = read(
         table,
+        '<w:p/><w:p w:rsidR="1"/><w:pPrChange/>',
         paragraph(run("body")),
         header1=part(paragraph(run("head"))),
         footnotes=part(paragraph(run("note"))),
@@ -104,7 +107,7 @@ def test_all_parts_are_read_and_other_bytes_stay(read):
     )
     assert texts(document) == ["cell", "body", "head", "note"]
     assert [where.rpartition("a.docx/word/")[2] for where in document.where] == [
-        *("document.xml:1", "document.xml:2", "header1.xml:1", "footnotes.xml:1")
+        *("document.xml:1", "document.xml:4", "header1.xml:1", "footnotes.xml:1")
     ]
     before = members(document.content)
     assert members(document.translated(document.segments)) == before
@@ -117,6 +120,28 @@ def test_all_parts_are_read_and_other_bytes_stay(read):
     assert after["word/footnotes.xml"] == before["word/footnotes.xml"].replace(
         b'w:rsidR="1"', b""
     ).replace(b"<w:r >", b"<w:r>").replace(b"note<", b"NOTE<")
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ('<w:smartTag w:element="City"><w:smartTagPr/>', "</w:smartTag>"),
+        ("<w:customXml><w:customXmlPr><w:attr/></w:customXmlPr>", "</w:customXml>"),
+        ('<w:bdo w:val="rtl">', "</w:bdo>"),
+        ('<w:dir w:val="rtl">', "</w:dir>"),
+    ],
+)
+def test_text_within_other_elements_is_translated(read, opening, closing):
+    document = read(paragraph(run("in "), opening, run("big "), run("London", BOLD), closing))
+    assert texts(document) == ["in big London"]
+    content, lost = carried(document, "im großen London", [(0, 0), (1, 1), (2, 2)])
+    xml = members(content)["word/document.xml"].decode()
+    assert f'{opening}<w:r><w:t xml:space="preserve">großen' in xml
+    assert (runs(content)[-1], xml.count(closing), lost) == (("London", "b"), 1, [])
+
+
+def test_the_main_part_may_have_a_number(read):
+    assert texts(read(paragraph(run("a")), document2=part(paragraph(run("b"))))) == ["a", "b"]
 
 
 def test_a_text_box_splits_its_paragraph(read):
@@ -151,6 +176,27 @@ def test_links_fields_and_breaks_stay_whole(read):
     assert (xml.count("<w:br/>"), "proofErr" in xml, lost) == (1, False, [])
 
 
+INSERTED = f'<w:ins w:id="1">{run("fg") + field("end") + run(" now")}</w:ins>'
+IN_A_RUN = run("fg", BOLD).replace("</w:r>", '<w:fldChar w:fldCharType="end"/></w:r>')
+
+
+BEGIN = field("begin") + "<w:r><w:instrText>REF x</w:instrText></w:r>"
+
+
+@pytest.mark.parametrize("begin", [BEGIN, f'<w:ins w:id="2">{run("ab ") + BEGIN}</w:ins>'])
+@pytest.mark.parametrize("end", [INSERTED, IN_A_RUN + run(" now")])
+def test_a_field_that_crosses_elements_stays_whole(read, begin, end):
+    result = field("separate") + run("cd ")
+    document = read(paragraph(run("ab "), begin, result, end, run(" so")))
+    random, sources = Random(1), len(words(texts(document)[0]))
+    for _ in range(500):
+        links = [(random.randrange(sources), random.randrange(3)) for _ in range(6)]
+        content, _ = carried(document, "A B C", links)
+        assert "".join(text for text, _ in runs(content)) == "A B C"
+        xml = members(content)["word/document.xml"].decode()
+        assert re.findall('fldCharType="(.*?)"', xml) == ["begin", "separate", "end"]
+
+
 PIECES = st.sampled_from(
     [
         run("one "),
@@ -162,6 +208,9 @@ PIECES = st.sampled_from(
         "<w:del><w:r><w:delText>no</w:delText></w:r></w:del>",
         *(field(kind) for kind in ("begin", "separate", "end")),
         "<w:r/>",
+        INSERTED,
+        f"<w:smartTag><w:smartTagPr/>{run('d ')}</w:smartTag>",
+        IN_A_RUN,
     ]
 )
 
@@ -209,3 +258,17 @@ def test_what_is_no_archive_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tformer_cli.documents.docx.MAX_PART_SIZE", 1)
     with pytest.raises(DataError, match=r"a\.docx/word/document\.xml: must be at most 0 MiB large"):
         read_document(path)
+
+
+@pytest.mark.parametrize(
+    "compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
+def test_a_damaged_archive_is_read_or_refused(tmp_path, compression):
+    path = tmp_path / "a.docx"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("word/document.xml", f"<x>{'a' * 99}</x>")
+    content = path.read_bytes()
+    for position in range(len(content)):
+        path.write_bytes(content[:position] + b"\xff" + content[position + 1 :])
+        with suppress(DataError):
+            read_document(path)

@@ -30,6 +30,17 @@ def read(tmp_path_factory):
         ("one<br>two<hr/>three", ["one", "two", "three"]),
         ("<pre>no</pre><p>use <code>no <b>no</b></code> now", ["use  now"]),
         ("<div translate='no'>no<div>no</div>no</div>yes", ["yes"]),
+        ("<p translate=no>no<b>no<p>a<p translate=no>no<!-- <p> --><hr>b", ["a", "b"]),
+        ("<div><p translate=no>no<button><p>no</p></button>no</div>yes", ["yes"]),
+        ("<ul><li translate=no>no<ul><li>no<li>no</ul>no</p>no<li>a</ul>b", ["a", "b"]),
+        ("<ul><li><p translate=no>no<li translate=no><p>no<li>a", ["a"]),
+        ("<dl><dt translate=no>no<dd>a<dt>b<dd translate=no>no</dl>c", ["a", "b", "c"]),
+        ("<select><option translate=no>no<option>a</select>", ["a"]),
+        (
+            "<table><tr><td translate=no>no<table><tr><td>no<td>no</table>no<td>a"
+            "<tr translate=no><td>no<td>no<tbody translate=no><tr><td>no<tr><td>no<tbody><td>b",
+            ["a", "b"],
+        ),
         ("a &lt;b&gt; &amp; caf&eacute;&#33;", ["a <b> & café!"]),
         ("<style>no", []),
         ("12 <p>– | 3.5", []),

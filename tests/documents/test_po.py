@@ -55,6 +55,19 @@ def test_plural_forms_have_the_plural(read):
     ).replace('[2] ""', '[2] "c"')
 
 
+def test_octal_and_hexadecimal_escapes_are_bytes(read):
+    document = read(HEADER + r'msgid "caf\303\251 \x41\1018\\101\t\"\é"' + '\nmsgstr ""\n')
+    assert document.segments == [Segment('café AA8\\101\t"é')]
+
+
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_line_ends_and_a_byte_order_mark_stay(read, bom, newline):
+    before = bom + 'msgid ""\n"a\\n"\n"b"\nmsgstr ""\n'.replace("\n", newline)
+    after = read(before).translated([Segment("c\nd")]).decode()
+    assert after == before + '"c\\n"\n"d"\n'.replace("\n", newline)
+
+
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_translation_is_read_as_it_is_by_others(read, translation):
     before = HEADER + 'msgid "a"\nmsgstr ""\nmsgid "b"\nmsgstr "B"'
@@ -70,6 +83,7 @@ def test_any_translation_is_read_as_it_is_by_others(read, translation):
         ('msgid "a"\nmsgstr b', "po:2: must be a message of gettext"),
         ('"a"', "po:1: must be a message of gettext"),
         ('msgid "a\n', "po:1: must be a message of gettext"),
+        ('msgid "a"\nmsgstr "\\351"', "po:2: must be UTF-8; convert the document"),
         (HEADER.replace("UTF-8", "latin-1"), r"po:2: must be UTF-8 \(latin-1\); convert"),
     ],
 )

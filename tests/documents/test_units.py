@@ -81,6 +81,31 @@ def test_a_target_stands_behind_the_segments_of_its_source(read):
     assert upper(read(unit.format(""), "xlf")) == unit.format("<target>A</target>")
 
 
+def test_translate_counts_until_an_element_within_has_another(read):
+    unit = '<trans-unit translate="{}"><source>{}</source></trans-unit>'
+    inner = f"<group>{unit.format('yes', 'a')}{unit.format('', 'no')}</group>"
+    content = f'<x><group translate="no">{inner}</group>{unit.format("", "b")}</x>'
+    assert [segment.text for segment in read(content, "xlf").segments] == ["a", "b"]
+
+
+@pytest.mark.parametrize("mark", ['mtype="protected"', 'translate="no"'])
+def test_protected_text_stays(read, mark):
+    source = f'a <mrk {mark}>no <g id="1">no</g></mrk> <mrk mtype="seg">b</mrk>'
+    unit = f"<unit><segment><source>{source}</source>{{}}</segment></unit>"
+    target = source.replace("a <mrk", "A <mrk").replace(">b<", ">B<")
+    expected = unit.format(f"<target>{target}</target>")
+    assert upper(read(unit.format(""), "xlf")) == expected
+
+
+def test_names_may_have_a_prefix(read):
+    content = (
+        '<x:xliff xmlns:x="x" xmlns:y="y"><x:trans-unit><x:source>a <x:g id="1">b</x:g>'
+        "<y:g>no</y:g></x:source>{}<x:note/></x:trans-unit></x:xliff>"
+    )
+    target = '<x:target>A <x:g id="1">B</x:g><y:g>no</y:g></x:target>'
+    assert upper(read(content.format(""), "xlf")) == content.format(target)
+
+
 INLINE = st.recursive(
     st.sampled_from(
         ["a ", "b", " c", "&lt;", "<ph/>", "<!-- x -->", "<![CDATA[<d> ]]>"]

@@ -42,7 +42,7 @@ class Part(NamedTuple):
         position, line = 0, 1
         for entry in self.entries:
             start = entry.source[0]
-            line += self.content.text.count(self.content.unit, position, start)
+            line += self.content.num_ends(position, start)
             position = start
             yield f"{self.content.name}:{line}"
 

@@ -1,6 +1,7 @@
 """Word documents: the paragraphs of a .docx file, its tables, headers, footers and notes."""
 
 import io
+import lzma
 import re
 import zipfile
 import zlib
@@ -8,21 +9,32 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
-from tformer_cli.documents.segment import Content, Entry, Segment, Token
+from tformer_cli.documents.segment import Content, Entry, Segment, Tag, Token
 from tformer_cli.documents.xml import Element, escaped, parse, text_tokens
 from tformer_cli.errors import DataError
 
 # Parts of the file that have text of the document, and the maximum size of one, in bytes.
-PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes)\.xml")
+PARTS = re.compile(r"word/(?:document\d*|header\d*|footer\d*|footnotes|endnotes)\.xml")
 MAX_PART_SIZE = 1 << 28
 # What may be around the runs of a paragraph.
-_CONTAINERS = {"w:fldSimple", "w:hyperlink", "w:ins", "w:moveTo", "w:sdtContent"}
-# The format, which each run has anew, and marks of a spelling checker and of pages.
-_DROPPED = {"w:rPr", "w:proofErr", "w:lastRenderedPageBreak"}
+_CONTAINERS = {
+    *("w:bdo", "w:customXml", "w:dir", "w:fldSimple", "w:hyperlink", "w:ins", "w:moveTo"),
+    *("w:sdtContent", "w:smartTag"),
+}
+# Properties, which what opens has in itself, and marks of a spelling checker and of pages.
+_DROPPED = {
+    *("w:rPr", "w:customXmlPr", "w:smartTagPr"),
+    *("w:proofErr", "w:lastRenderedPageBreak"),
+}
 # What separates words without being text.
 _SPACES = {"w:tab", "w:br", "w:cr"}
 _FIELD_MARK = re.compile(r"<w:fldChar\b[^<>]*\bw:fldCharType=[\"'](begin|separate|end)")
-PARAGRAPH_END = "</w:p>"
+PARAGRAPH_END = r"</w:p>|<w:p(?:\s[^<>]*)?/>"  # also that of one without content
+# What an archive raises that is damaged, in any compression, or has a password.
+_UNREADABLE = (
+    *(zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError),
+    *(lzma.LZMAError, zlib.error),
+)
 _RUN, _RUN_END = "<w:r>", "</w:r>"
 
 
@@ -46,7 +58,7 @@ def read_parts(content: bytes, name: str) -> dict[str, str]:
         return parts
     except UnicodeDecodeError:
         raise DataError(name, "must be UTF-8", remedy="convert the document") from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except _UNREADABLE as error:
         raise DataError(name, "cannot be read as a document", got=str(error)) from None
 
 
@@ -122,7 +134,9 @@ def _tokens(text: str, elements: list[Element], main: str) -> Iterator[Token]:
         if element.name == "w:r":
             yield from _run_tokens(text, element, main)
         elif inner.name in _CONTAINERS:
-            yield Token("open", text[element.start : inner.content_start], element.name)
+            properties = inner.first(f"{inner.name}Pr")
+            start = properties.end if properties else inner.content_start
+            yield Token("open", text[element.start : start], element.name)
             yield from _tokens(text, inner.children, "")
             yield Token("close", text[inner.content_end : element.end], element.name)
         elif element.name not in _DROPPED:
@@ -162,29 +176,43 @@ def _joined(tokens: Iterable[Token]) -> Iterator[Token]:
 
 
 def _with_fields(tokens: Iterable[Token]) -> Iterator[Token]:
-    """Yield tokens with a pair of tags around the result of a field, such as a page number."""
-    begun = ""
-    for token in tokens:
+    """Yield tokens with a pair of tags around the result of a field, such as a page number.
+
+    Only marks within the same element are a pair, so tags never cross.
+    """
+    begun, opened = "", list[int]()
+    for index, token in enumerate(tokens):
         mark = _FIELD_MARK.search(token.text) if token.kind == "point" else None
         kind = mark[1] if mark else ""
         if kind == "begin" or (begun and token.kind == "point" and kind == ""):
             begun += token.text
         elif kind == "end" and not begun:
-            yield Token("close", token.text, "field")
+            yield Token("close", token.text, f"field {opened[-1:]}")
         elif kind:
-            yield Token("open" if kind == "separate" else "point", begun + token.text, "field")
+            has_result = begun and kind == "separate"
+            name = f"field {opened[-1:]}"
+            yield Token("open" if has_result else "point", begun + token.text, name)
             begun = ""
         else:
             yield from [Token("point", begun)] if begun else []
             begun = ""
+            if token.kind == "open":
+                opened.append(index)
+            elif token.kind == "close":
+                opened.pop()
             yield token
     yield from [Token("point", begun)] if begun else []
 
 
 def _encode(main: str, segment: Segment) -> str:
-    """Return a segment as runs; text outside of all runs has the main format."""
+    """Return a segment as runs; text outside of all runs has the main format.
+
+    Marks of fields that are no pair keep their order, wherever their positions are.
+    """
+    marks = iter([tag.opening for tag in segment.tags if _is_unpaired_mark(tag)])
+    tags = [tag._replace(opening="") if _is_unpaired_mark(tag) else tag for tag in segment.tags]
     formats, parts = [main], list[str]()
-    for token in segment.tokens():
+    for token in segment._replace(tags=tuple(tags)).tokens():
         if token.kind == "text":
             text = escaped(token.text)
             parts.append(f'{formats[-1]}<w:t xml:space="preserve">{text}</w:t>{_RUN_END}')
@@ -193,5 +221,12 @@ def _encode(main: str, segment: Segment) -> str:
         elif token.text.startswith(_RUN) and _RUN_END not in token.text:
             formats.append(token.text)
         else:
-            parts.append(token.text)
+            is_mark = token.kind == "open" and not token.text
+            parts.append(next(marks) if is_mark else token.text)
     return "".join(parts)
+
+
+def _is_unpaired_mark(tag: Tag) -> bool:
+    marks = _FIELD_MARK.findall(tag.opening)
+    is_whole = (marks[:1], marks[-1:]) == (["begin"], ["end"])
+    return not tag.closing and bool(marks) and not is_whole

@@ -20,6 +20,21 @@ _OPAQUE = re.compile(
     "code|iframe|kbd|math|noscript|object|pre|samp|script|style|svg|template|textarea|var"
 )
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr")
+_ROW_GROUPS = "thead|tbody|tfoot"
+# What begins after the end of an element whose end tag may be left out.
+_ENDED_BY = {
+    "p": re.compile(
+        "address|article|aside|blockquote|details|div|dl|fieldset|figcaption|figure|footer|form|"
+        "h[1-6]|header|hgroup|hr|main|menu|nav|ol|p|pre|search|section|table|ul|"
+        f"li|dt|dd|td|th|tr|{_ROW_GROUPS}"
+    ),
+    "li": re.compile("li"),
+    **dict.fromkeys(("dt", "dd"), re.compile("dt|dd")),
+    **dict.fromkeys(("option", "optgroup"), re.compile("option|optgroup")),
+    **dict.fromkeys(("td", "th"), re.compile(f"td|th|tr|{_ROW_GROUPS}")),
+    "tr": re.compile(f"tr|{_ROW_GROUPS}"),
+    **dict.fromkeys(_ROW_GROUPS.split("|"), re.compile(_ROW_GROUPS)),
+}
 _CHARSET = re.compile(r"<meta\b[^<>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 
 
@@ -70,15 +85,12 @@ class _PageParser(HTMLParser):
 
     def pieces(self) -> Iterator[_Piece]:
         """Yield all pieces; an element that is kept as it is is one, to the end if it has none."""
-        ends = [piece.start for piece in self._begun[1:]] + [len(self.text)]
-        begun = iter(zip(self._begun, ends, strict=False))
-        for piece, end in begun:
-            depth = int(piece.kind == "kept")
-            while depth and (inner := next(begun, None)):
-                if inner[0].name == piece.name:
-                    depth += {"open": 1, "kept": 1, "close": -1}.get(inner[0].kind, 0)
-                end = inner[1]
-            yield piece._replace(end=end)
+        starts = [*(piece.start for piece in self._begun), len(self.text)]
+        index = 0
+        while index < len(self._begun):
+            piece = self._begun[index]
+            index = _end_of_kept(self._begun, index) if piece.kind == "kept" else index + 1
+            yield piece._replace(end=starts[index])
 
     def _begin(self, kind: Kind, name: str = "") -> None:
         line, column = self.getpos()
@@ -115,6 +127,35 @@ class _PageParser(HTMLParser):
 
     def handle_pi(self, data: str) -> None:
         self._begin("point")
+
+
+def _end_of_kept(pieces: list[_Piece], first: int) -> int:
+    """Return the index of the piece that follows an element."""
+    opened = [pieces[first].name]
+    for index in range(first + 1, len(pieces)):
+        piece = pieces[index]
+        if _is_beyond(piece, opened):
+            return index
+        if piece.name != opened[0] and _INLINE.fullmatch(piece.name):
+            continue
+        if piece.kind in ("open", "kept"):
+            opened.append(piece.name)
+        elif piece.kind == "close" and piece.name in opened:
+            while opened.pop() != piece.name:
+                pass
+        if not opened:
+            return index + 1
+    return len(pieces)
+
+
+def _is_beyond(piece: _Piece, opened: list[str]) -> bool:
+    """Whether a tag ends an element that needs no end tag: a sibling's, or the parent's end."""
+    ended_by = _ENDED_BY.get(opened[0])
+    if ended_by is None or piece.kind == "text" or piece.name == _COMMENT:
+        return False
+    if piece.kind == "close":
+        return not (piece.name in opened or piece.name == "p" or _INLINE.fullmatch(piece.name))
+    return ended_by.fullmatch(piece.name) is not None and all(map(_ENDED_BY.get, opened))
 
 
 def _entries(text: str, run: list[_Piece]) -> Iterator[Entry]:

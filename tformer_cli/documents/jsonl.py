@@ -8,6 +8,7 @@ from tformer_cli.documents.segment import Content, Entry, Segment, Span
 from tformer_cli.errors import DataError
 
 _DECODER = json.JSONDecoder()
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WHITESPACE = re.compile(r"[ \t\r]*")
 
 
@@ -15,21 +16,26 @@ def jsonl_entries(content: Content) -> Iterator[Entry]:
     """Yield the string under the field on each line that is not empty.
 
     Raises:
-        DataError: a line is no object, or does not have the key exactly once, with a string.
+        DataError: a line is no object, or does not have the key exactly once, with text.
     """
-    position = 0
+    text = content.text.removeprefix("\ufeff")
+    position = len(content.text) - len(text)
     # Only a line feed ends a line: a string may contain U+2028 and its like.
-    for number, line in enumerate(content.text.split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
+            where = f"{content.name}:{number}"
             try:
                 json.loads(line)
                 ((start, end),) = _string_spans(line, content.field)
             except (ValueError, IndexError, RecursionError):
-                where = f"{content.name}:{number}"
                 what = "must be a JSON object with text under the field"
                 raise DataError(where, what, got=content.field) from None
+            segment = Segment(json.loads(line[start:end]))
+            if _SURROGATE.search(segment.text):
+                what = "has half of a surrogate pair, which is no character"
+                raise DataError(where, what)
             span = position + start, position + end
-            yield Entry(span, span, Segment(json.loads(line[start:end])), _encode)
+            yield Entry(span, span, segment, _encode)
         position += len(line) + 1
 
 

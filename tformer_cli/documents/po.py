@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from tformer_cli.documents.segment import Content, Entry, Segment, Span
@@ -10,6 +11,8 @@ from tformer_cli.errors import DataError
 _STRING = re.compile(r'[ \t]*"((?:[^"\\\n]|\\.)*)"[ \t]*\r?')
 _KEYWORD = re.compile(r"[ \t]*(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)(?=[ \t\"])")
 _CHARSET = re.compile(r"charset=([\w-]+)")
+# Characters of an escape, or the bytes of several in octal or hexadecimal digits.
+_ESCAPE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9A-Fa-f]+))+)|\\(.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _ESCAPED = str.maketrans(
     {
@@ -31,6 +34,7 @@ def po_entries(content: Content) -> Iterator[Entry]:
     Raises:
         DataError: a line is no message, or the catalog is not UTF-8.
     """
+    encode = partial(_encode, "\r\n" if "\r\n" in content.text else "\n")
     singular = plural = None
     for part in _texts(content):
         if part.keyword == "msgid":
@@ -43,13 +47,14 @@ def po_entries(content: Content) -> Iterator[Entry]:
             is_plural = plural is not None and part.keyword != "msgstr[0]"
             source = plural if is_plural and plural else singular
             if not part.text:
-                yield Entry(source.span, part.span, Segment(source.text), _encode)
+                yield Entry(source.span, part.span, Segment(source.text), encode)
 
 
 def _texts(content: Content) -> Iterator[_Text]:
     """Yield each keyword with its text, which may go over several lines."""
-    keyword, parts, span, position = "", list[str](), (0, 0), 0
-    for number, line in enumerate(content.text.split("\n"), start=1):
+    text = content.text.removeprefix("\ufeff")
+    keyword, parts, span, position = "", list[str](), (0, 0), len(content.text) - len(text)
+    for number, line in enumerate(text.split("\n"), start=1):
         match = _KEYWORD.match(line)
         if match:
             yield from [_Text(keyword, "".join(parts), span)] if keyword else []
@@ -58,10 +63,10 @@ def _texts(content: Content) -> Iterator[_Text]:
         start = match.end() if match else 0
         string = _STRING.fullmatch(line, start)
         if string and keyword:
-            parts.append(_unescaped(string[1]))
+            parts.append(_unescaped(string[1], f"{content.name}:{number}"))
             first = span[0] if len(parts) > 1 else position + string.start(1) - 1
             span = first, position + string.end(1) + 1
-        elif match or (line.strip("\ufeff \t\r") and not line.lstrip("\ufeff \t").startswith("#")):
+        elif match or (line.strip(" \t\r") and not line.lstrip(" \t").startswith("#")):
             raise DataError(f"{content.name}:{number}", "must be a message of gettext")
         position += len(line) + 1
     yield from [_Text(keyword, "".join(parts), span)] if keyword else []
@@ -74,12 +79,23 @@ def _check_charset(content: Content, header: _Text) -> None:
         raise DataError(content.where(header.span[0]), "must be UTF-8", got=got, remedy=remedy)
 
 
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text)
+def _unescaped(text: str, where: str) -> str:
+    try:
+        return _ESCAPE.sub(_character, text)
+    except UnicodeDecodeError:
+        raise DataError(where, "must be UTF-8", remedy="convert the document") from None
 
 
-def _encode(segment: Segment) -> str:
+def _character(escape: re.Match[str]) -> str:
+    """Return what an escape stands for; of a number, gettext takes the last eight bits."""
+    if escape[2]:
+        return _ESCAPES.get(escape[2], escape[2])
+    numbers = re.findall(r"(x?)(\w+)", escape[1])
+    return bytes(int(digits, 16 if x else 8) & 0xFF for x, digits in numbers).decode()
+
+
+def _encode(newline: str, segment: Segment) -> str:
     """Return a text as strings, one for each of its lines."""
     lines = re.findall(r"[^\n]*\n|[^\n]+", segment.text) or [""]
     strings = [f'"{line.translate(_ESCAPED)}"' for line in lines]
-    return "\n".join(['""', *strings] if len(strings) > 1 else strings)
+    return newline.join(['""', *strings] if len(strings) > 1 else strings)

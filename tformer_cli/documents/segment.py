@@ -110,11 +110,15 @@ class Content(NamedTuple):
     field: str
     source_language: str
     target_language: str
-    unit: str = "\n"  # whose count is the number of a line in messages
+    unit: str = "\n"  # pattern of what ends a line, as messages count them
 
     def where(self, position: int) -> str:
         """Return the file and the line of a character, counted from 1."""
-        return f"{self.name}:{self.text.count(self.unit, 0, position) + 1}"
+        return f"{self.name}:{self.num_ends(0, position) + 1}"
+
+    def num_ends(self, start: int, end: int) -> int:
+        """Return how many lines end between two characters."""
+        return len(re.compile(self.unit).findall(self.text, start, end))
 
 
 def _matching_ends(tokens: list[Token]) -> dict[int, int]:

@@ -37,19 +37,32 @@ def xliff_entries(content: Content) -> Iterator[Entry]:
     Raises:
         DataError: the file is not XML.
     """
-    untranslatable = 0
-    for unit in parse(content).iter():
-        if unit.attributes.get("translate") == "no":
-            untranslatable = max(untranslatable, unit.end)
-        source = unit.first("source")
-        if unit.name not in ("trans-unit", "segment") or not source or unit.start < untranslatable:
+    root = parse(content)
+    prefix = _prefix(root)
+    for unit in _translatable(root):
+        source, target = (unit.first(f"{prefix}{name}") for name in ("source", "target"))
+        if unit.name not in (f"{prefix}trans-unit", f"{prefix}segment") or not source:
             continue
-        target = unit.first("target")
         if target:
             yield from _empty(content, source, target)
         else:
-            end = (unit.first("seg-source") or source).end
-            yield _entry(content, source, (end, end), "<target>", "</target>")
+            end = (unit.first(f"{prefix}seg-source") or source).end
+            yield _entry(content, source, (end, end), f"<{prefix}target>", f"</{prefix}target>")
+
+
+def _prefix(element: Element) -> str:
+    """Return the prefix of a name with its colon, or nothing."""
+    return element.name[: element.name.find(":") + 1]
+
+
+def _translatable(element: Element, is_translatable: bool = True) -> Iterator[Element]:
+    """Yield an element and those within it; `translate` counts until one of them has another."""
+    translate = element.attributes.get("translate")
+    is_translatable = translate != "no" and (is_translatable or translate == "yes")
+    if is_translatable:
+        yield element
+    for child in element.children:
+        yield from _translatable(child, is_translatable)
 
 
 def _variant(unit: Element, language: str) -> Element | None:
@@ -95,15 +108,22 @@ def _tokens(text: str, element: Element) -> Iterator[Token]:
         keys = ("startRef", "i", "rid", "id")
         # What begins in an element must end in it.
         pair = f"{element.start} {next((attributes[key] for key in keys if key in attributes), '')}"
-        if child.name in _AROUND:
+        name = child.name.removeprefix(_prefix(element))
+        if name == "mrk" and _is_protected(child):
+            yield Token("point", raw)
+        elif name in _AROUND:
             yield Token("open", text[child.start : child.content_start], child.name)
             yield from _tokens(text, child)
             yield Token("close", text[child.content_end : child.end], child.name)
-        elif child.name in _BEGINS:
+        elif name in _BEGINS:
             yield Token("open", raw, pair)
-        elif child.name in _ENDS:
+        elif name in _ENDS:
             yield Token("close", raw, pair)
         else:
             yield Token("point", raw)
         position = child.end
     yield from text_tokens(text[position : element.content_end])
+
+
+def _is_protected(mark: Element) -> bool:
+    return mark.attributes.get("translate") == "no" or mark.attributes.get("mtype") == "protected"
