@@ -198,7 +198,7 @@ FAULTS = [
     ),
     (
         "a.csv",
-        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b'"a\nb"c'),
+        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b'"a"b'),
         ":3: is not CSV (',' expected after '\"'); close each quote, and double one within a cell",
     ),
     (
@@ -255,6 +255,28 @@ def test_a_record_without_a_pair_is_skipped_and_counted(
     (warning,) = caught
     where = "records without a pair were skipped"
     assert str(warning.message).startswith(f"{file}: {where} (1); {file}{message}")
+
+
+@pytest.mark.parametrize("num_behind", [3, 20_000])
+@pytest.mark.parametrize("quoted", ['"open,offen', 'open,"offen', '"open"er,offen', '"a""b,""'])
+def test_an_open_quote_takes_no_lines_of_other_records(
+    tmp_path: Path, quoted: str, num_behind: int
+) -> None:
+    pairs = [(f"source {number}", f"Ziel {number}") for number in range(num_behind)]
+    file = tmp_path / "a.csv"
+    lines = [f"{source},{target}" for source, target in pairs]
+    file.write_text("\n".join(["en,de", *lines[:2], quoted, quoted, *lines[2:], ""]))
+    with pytest.warns(SkippedRecordsWarning) as caught:
+        assert pairs_of(file, on_error="skip") == pairs
+    skipped = str(caught[0].message)
+    assert skipped.startswith(f"{file}: records without a pair were skipped (2); {file}:4: is not")
+    assert f"{file}:5: is not CSV" in skipped
+
+
+def test_lines_of_quoted_cells_count(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('en,de\n"a\nb",c\n"d\n",e\nf\n', encoding="utf-8")
+    assert refusal(file) == f"{file}:6: has no column 2 (1 in all)"
 
 
 def test_a_warning_lists_the_first_records(tmp_path: Path) -> None:
