@@ -333,6 +333,45 @@ def test_a_damaged_arrow_file_is_named(tmp_path: Path, name: str) -> None:
         assert refusal(file).startswith(f"{file}: ")
 
 
+def write_columns(file: Path, **columns: object) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.table(columns)
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, file)
+        return
+    with file.open("wb") as stream, pyarrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_columns_without_text_are_not_converted(tmp_path: Path, name: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    file, sides = tmp_path / name, {"en": ["a", "b"], "de": ["A", "B"]}
+    for number, unit in ((1, "ns"), (2**60, "us")):
+        times = pyarrow.array([number, number], type=pyarrow.timestamp(unit))
+        write_columns(file, time=times, **sides)
+        assert pairs_of(file) == [("a", "A"), ("b", "B")]
+        assert refusal(file, languages=("en", "fr")).startswith(
+            f"{file}:1: has no text at en and fr (time, en, de); "
+        )
+        write_columns(file, time=times)
+        assert refusal(file).startswith(f"{file}:1: has no text at en and de (time); ")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_rows_that_are_not_utf8_are_located(tmp_path: Path, name: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    file = tmp_path / name
+    texts = pyarrow.array([b"a", b"caf\xe9", b"b", b"\xff"]).view(pyarrow.string())
+    write_columns(file, en=texts, de=["A", "C", "B", "D"])
+    first = f"{file}:2: not UTF-8 (byte 0xe9); write its columns in UTF-8"
+    assert refusal(file) == first
+    with pytest.warns(SkippedRecordsWarning) as caught:
+        assert pairs_of(file, on_error="skip") == [("a", "A"), ("b", "B")]
+    assert f"(2); {first}; {file}:4: " in str(caught[0].message)
+
+
 def zipped(**files: bytes) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:

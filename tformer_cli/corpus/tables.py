@@ -88,6 +88,12 @@ def choose_fields(objects: Iterable[_Object | DataError], text: PairsFile) -> It
             yield DataError(where, what, got=", ".join(value) or "no keys", remedy=remedy)
 
 
+def top_keys(text: PairsFile) -> set[str]:
+    """Return the keys of an object at or below which the fields can be."""
+    paths = {path for paths in _candidates(text) for path in paths}
+    return paths | {path.partition(".")[0] for path in paths}
+
+
 def _lines(text: PairsFile) -> Iterator[tuple[str, str] | DataError]:
     """Yield where each line with text is, and the line, or its error."""
     with open_decompressed(text.pairs) as stream:
