@@ -333,6 +333,29 @@ def test_a_damaged_arrow_file_is_named(tmp_path: Path, name: str) -> None:
         assert refusal(file).startswith(f"{file}: ")
 
 
+@pytest.mark.parametrize("name", ["a.tmx", "a.xlf"])
+def test_xml_in_an_encoding_that_is_not_read_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    content = WRITERS[name](FIVE).decode().removeprefix('<?xml version="1.0"?>')
+    for encoding in ("iso-8859-5", "utf-16", "us-ascii"):
+        file.write_bytes(f'<?xml version="1.0" encoding="{encoding}"?>{content}'.encode(encoding))
+        assert pairs_of(file) == FIVE
+    for encoding in ("gbk", "shift_jis", "big5", "none-such", "rot13"):
+        file.write_bytes(f'<?xml version="1.0" encoding="{encoding}"?>{content}'.encode())
+        assert re.fullmatch(
+            rf"{file}: must be UTF-8 \(.+\); convert it, and its XML declaration with it",
+            refusal(file),
+        )
+
+
+def test_a_unit_within_a_text_begins_anew(tmp_path: Path) -> None:
+    file = tmp_path / "a.tmx"
+    content = tmx(FIVE[:1]).replace(b"Ziel 0", b"Ziel <tu>1</tu>")
+    file.write_bytes(content)
+    with pytest.warns(SkippedRecordsWarning):
+        assert pairs_of(file, on_error="skip") == []
+
+
 def write_columns(file: Path, **columns: object) -> None:
     import pyarrow.parquet
 
