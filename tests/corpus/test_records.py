@@ -198,7 +198,7 @@ FAULTS = [
     ),
     (
         "a.csv",
-        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b'"a\nb"c'),
+        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b'"a"b'),
         ":3: is not CSV (',' expected after '\"'); close each quote, and double one within a cell",
     ),
     (
@@ -257,6 +257,28 @@ def test_a_record_without_a_pair_is_skipped_and_counted(
     assert str(warning.message).startswith(f"{file}: {where} (1); {file}{message}")
 
 
+@pytest.mark.parametrize("num_behind", [3, 20_000])
+@pytest.mark.parametrize("quoted", ['"open,offen', 'open,"offen', '"open"er,offen', '"a""b,""'])
+def test_an_open_quote_takes_no_lines_of_other_records(
+    tmp_path: Path, quoted: str, num_behind: int
+) -> None:
+    pairs = [(f"source {number}", f"Ziel {number}") for number in range(num_behind)]
+    file = tmp_path / "a.csv"
+    lines = [f"{source},{target}" for source, target in pairs]
+    file.write_text("\n".join(["en,de", *lines[:2], quoted, quoted, *lines[2:], ""]))
+    with pytest.warns(SkippedRecordsWarning) as caught:
+        assert pairs_of(file, on_error="skip") == pairs
+    skipped = str(caught[0].message)
+    assert skipped.startswith(f"{file}: records without a pair were skipped (2); {file}:4: is not")
+    assert f"{file}:5: is not CSV" in skipped
+
+
+def test_lines_of_quoted_cells_count(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('en,de\n"a\nb",c\n"d\n",e\nf\n', encoding="utf-8")
+    assert refusal(file) == f"{file}:6: has no column 2 (1 in all)"
+
+
 def test_a_warning_lists_the_first_records(tmp_path: Path) -> None:
     file = tmp_path / "a.tsv"
     file.write_bytes(tsv(FIVE) + b"x\n" * 2000)
@@ -309,6 +331,68 @@ def test_a_damaged_arrow_file_is_named(tmp_path: Path, name: str) -> None:
     for damaged in (content[:-40], content[: len(content) // 2], b"", b"x" * 100):
         file.write_bytes(damaged)
         assert refusal(file).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize("name", ["a.tmx", "a.xlf"])
+def test_xml_in_an_encoding_that_is_not_read_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    content = WRITERS[name](FIVE).decode().removeprefix('<?xml version="1.0"?>')
+    for encoding in ("iso-8859-5", "utf-16", "us-ascii"):
+        file.write_bytes(f'<?xml version="1.0" encoding="{encoding}"?>{content}'.encode(encoding))
+        assert pairs_of(file) == FIVE
+    for encoding in ("gbk", "shift_jis", "big5", "none-such", "rot13"):
+        file.write_bytes(f'<?xml version="1.0" encoding="{encoding}"?>{content}'.encode())
+        assert re.fullmatch(
+            rf"{file}: must be UTF-8 \(.+\); convert it, and its XML declaration with it",
+            refusal(file),
+        )
+
+
+def test_a_unit_within_a_text_begins_anew(tmp_path: Path) -> None:
+    file = tmp_path / "a.tmx"
+    content = tmx(FIVE[:1]).replace(b"Ziel 0", b"Ziel <tu>1</tu>")
+    file.write_bytes(content)
+    with pytest.warns(SkippedRecordsWarning):
+        assert pairs_of(file, on_error="skip") == []
+
+
+def write_columns(file: Path, **columns: object) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.table(columns)
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, file)
+        return
+    with file.open("wb") as stream, pyarrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_columns_without_text_are_not_converted(tmp_path: Path, name: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    file, sides = tmp_path / name, {"en": ["a", "b"], "de": ["A", "B"]}
+    for number, unit in ((1, "ns"), (2**60, "us")):
+        times = pyarrow.array([number, number], type=pyarrow.timestamp(unit))
+        write_columns(file, time=times, **sides)
+        assert pairs_of(file) == [("a", "A"), ("b", "B")]
+        assert refusal(file, languages=("en", "fr")).startswith(
+            f"{file}:1: has no text at en and fr (time, en, de); "
+        )
+        write_columns(file, time=times)
+        assert refusal(file).startswith(f"{file}:1: has no text at en and de (time); ")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_rows_that_are_not_utf8_are_located(tmp_path: Path, name: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    file = tmp_path / name
+    texts = pyarrow.array([b"a", b"caf\xe9", b"b", b"\xff"]).view(pyarrow.string())
+    write_columns(file, en=texts, de=["A", "C", "B", "D"])
+    first = f"{file}:2: not UTF-8 (byte 0xe9); write its columns in UTF-8"
+    assert refusal(file) == first
+    with pytest.warns(SkippedRecordsWarning) as caught:
+        assert pairs_of(file, on_error="skip") == [("a", "A"), ("b", "B")]
+    assert f"(2); {first}; {file}:4: " in str(caught[0].message)
 
 
 def zipped(**files: bytes) -> bytes:

@@ -119,6 +119,30 @@ def test_damaged_packages_are_named(tmp_path):
     assert refused(file)[0].startswith("FOLDER: is no zip file, or is damaged (Bad CRC-32")
 
 
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_damaged_compression_is_named(compression, tmp_path):
+    file = tmp_path / "x.argosmodel"
+    metadata = json.dumps(METADATA | {str(number): number for number in range(300)})
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("en_de/metadata.json", metadata)
+    content = bytearray(file.read_bytes())
+    # Behind the header of the file in the zip, which is 30 bytes and its name.
+    content[80:120] = b"\xff" * 40
+    file.write_bytes(content)
+    assert refused(file)[0].startswith("FOLDER: is no zip file, or is damaged (")
+
+
+def test_packages_do_not_grow_without_limit(tmp_path):
+    file = tmp_path / "x.argosmodel"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("en_de/metadata.json", json.dumps(METADATA))
+        archive.writestr("en_de/other", bytes(10**6))
+    assert refused(file)[0] == "FOLDER: has no model/model.bin; fetch the package again"
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("en_de/model/model.bin", bytes(10**6))
+    assert refused(file)[0].startswith("FOLDER: unpacks to more than 100 times its size (1,000,")
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [

@@ -1,6 +1,7 @@
 """A run with one more target language: all that it knew stays to the bit."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from exportable import BASE, CHARACTERS
 from hypothesis import given
 from hypothesis import strategies as st
+from m2m import save_m2m
+from t5 import CASES, save_t5
 from toy import write_languages
 
 from tformer_cli import Translator
@@ -17,7 +20,7 @@ from tformer_cli.config.schema.text import PairsFile, ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import TformerError
 from tformer_cli.export.extend import extend_run
-from tformer_cli.export.run import write_run
+from tformer_cli.export.run import import_run, write_run
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
@@ -177,6 +180,27 @@ def test_a_run_without_codes_a_full_vocabulary_and_a_missing_text_are_refused(
         extend_run(run, output, text, ("aa", f"x{number}"))
         run = output
     assert "has more than the 10 tags that a vocabulary reserves" in complaint(run, text)
+
+
+@pytest.mark.parametrize(
+    ("save", "complaint"),
+    [
+        (partial(save_t5, **CASES["madlad"]), "has a prefix for each target language, and no tags"),
+        (partial(save_m2m, name="m2m"), "has languages as tokens of an imported vocabulary, and"),
+    ],
+    ids=["madlad", "m2m"],
+)
+def test_imported_models_without_tags_are_refused(save, complaint, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    save(tmp_path / "folder")
+    imported = RunDirectory(tmp_path / "run")
+    import_run(tmp_path / "folder", imported)
+    for like in (None, "de"):
+        with pytest.raises(TformerError) as caught:
+            extend_run(
+                imported, RunDirectory(tmp_path / "new"), new_text(run), ("en", "es"), like=like
+            )
+        assert str(caught.value).startswith(f"{imported.path}: {complaint}")
 
 
 def test_the_command_names_the_tag_and_what_to_run_next(run, tformer, tmp_path, monkeypatch):

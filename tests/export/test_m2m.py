@@ -310,14 +310,72 @@ def test_settings_of_another_network_come_at_once(folder):
     ]
 
 
+def test_sizes_are_those_of_the_weights_before_anything_is_built(folder, monkeypatch):
+    read = "tformer_cli.export.m2m"
+    settings = json.loads((folder / "config.json").read_text())
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{read}.read_languages", partial(pytest.fail, "a vocabulary is read"))
+        change_json(folder / "config.json", vocab_size=10**12)
+        assert refused(folder) == [
+            f"{folder}/model.safetensors: differs in 1 of its weights from the model that "
+            "config.json describes (model.shared.weight); fetch the folder again"
+        ]
+    monkeypatch.setattr(f"{read}.weight_names", partial(pytest.fail, "layers have names"))
+    change_json(folder / "config.json", **settings | {"encoder_layers": 5 * 10**8})
+    (message,) = refused(folder)
+    assert message.startswith(f"{folder}/config.json: describes more layers than the ")
+
+
+DAMAGED = [
+    ("vocab.json", {"<unk>": "3"}, ": is not a vocabulary (an id that is no whole number); "),
+    ("vocab.json", {"<unk>": None}, ": is not a vocabulary (an id that is no whole number); "),
+    ("vocab.json", {"\ud800": 99}, ": is not a vocabulary (half a character of Unicode); "),
+    ("tokenizer_config.json", {"src_lang": ["en"]}, ': src_lang: must be text (["en"])'),
+    (
+        "tokenizer_config.json",
+        {"additional_special_tokens": [{"lstrip": False}]},
+        ': lists a special token that is no text ({"lstrip": false}); ',
+    ),
+    (
+        "special_tokens_map.json",
+        {"additional_special_tokens": [3]},
+        ": lists a special token that is no text (3); ",
+    ),
+    (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": [1]},
+        ": has no added tokens with their ids (AttributeError",
+    ),
+    (
+        "tokenizer.json",
+        {"added_tokens": [{"id": float("inf"), "content": "x"}]},
+        ": has no added tokens with their ids (OverflowError",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), DAMAGED)
+def test_damaged_files_are_named(tmp_path, monkeypatch, name, changes, message):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    folder = tmp_path / "m2m"
+    save_m2m(folder, "m2m")
+    file = folder / name
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | changes))
+    (found,) = refused(folder)
+    assert found.startswith(f"{file}{message}")
+
+
 def test_files_of_several_models_are_named(folder):
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-    change_json(folder / "config.json", vocab_size=vocabulary - 5)
+    more = {str(vocabulary + 2): {"content": "more"}}
+    change_json(folder / "tokenizer_config.json", added_tokens_decoder=more)
     assert refused(folder) == [
-        f"{folder}: has no vocabulary of the {vocabulary - 5} tokens that config.json has "
-        f"({vocabulary - 2} tokens); fetch the folder again"
+        f"{folder}: has no vocabulary of the {vocabulary} tokens that config.json has "
+        f"({vocabulary + 3} tokens); fetch the folder again"
     ]
-    change_json(folder / "config.json", vocab_size=vocabulary, encoder_layers=1)
+    change_json(folder / "tokenizer_config.json", added_tokens_decoder={})
+    change_json(folder / "config.json", encoder_layers=1)
     (message,) = refused(folder)
     assert "differs in 16 of its weights from the model that config.json describes" in message
     (folder / "sentencepiece.bpe.model").unlink()

@@ -4,6 +4,7 @@ import itertools
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,8 @@ def test_a_tokenizer_json_has_the_same_tokens(folder, tmp_path):
         ({"feed_forward_proj": "tanh"}, "feed_forward_proj: must be one of relu, gelu"),
         ({"vocab_size": 9}, "has more pieces than the 9 embedding rows that config.json has"),
         ({"d_kv": 6}, "differs in 16 of its weights from the model that config.json describes"),
+        # Its root is no number of the machine.
+        ({"d_model": 10**400}, "model.dim: must be at most"),
         ({"decoder_start_token_id": 999}, "decoder_start_token_id: must be below vocab_size"),
     ],
 )
@@ -245,6 +248,14 @@ def test_settings_that_the_files_contradict_are_named(folder, changes, message):
             weights[name] = weights[name][: changes["vocab_size"]].contiguous()
         save_file(weights, folder / "model.safetensors")
     with pytest.raises(TformerError, match=re.escape(message)):
+        read_t5(folder)
+
+
+def test_layers_without_weights_are_refused_before_they_are_named(folder, monkeypatch):
+    never = partial(pytest.fail, "layers have names")
+    monkeypatch.setattr("tformer_cli.export.t5_weights.weight_names", never)
+    change_json(folder / "config.json", num_layers=5 * 10**8)
+    with pytest.raises(TformerError, match="describes more layers than the "):
         read_t5(folder)
 
 

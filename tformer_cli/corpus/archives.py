@@ -9,7 +9,7 @@ from typing import Any
 
 from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import decoded_or_errors, read_errors, zip_lines
-from tformer_cli.corpus.tables import Record, choose_fields
+from tformer_cli.corpus.tables import Record, choose_fields, top_keys
 from tformer_cli.errors import DataError
 from tformer_cli.extras import package
 from tformer_cli.text.language import language_of_name
@@ -44,22 +44,44 @@ def read_parquet(text: PairsFile) -> Iterator[Record]:
     package("pyarrow", "corpora")
     parquet = import_module("pyarrow.parquet")
     with _arrow_errors(text.pairs), parquet.ParquetFile(text.pairs) as file:
-        yield from choose_fields(_rows(file.iter_batches(1024), text.pairs), text)
+        yield from choose_fields(_rows(file.iter_batches(1024), text), text)
 
 
 def read_arrow(text: PairsFile) -> Iterator[Record]:
     """Yield the records of an Arrow stream, such as a file of a saved Hugging Face dataset."""
     pyarrow = package("pyarrow", "corpora")
     with _arrow_errors(text.pairs), pyarrow.memory_map(str(text.pairs)) as file:
-        yield from choose_fields(_rows(pyarrow.ipc.open_stream(file), text.pairs), text)
+        yield from choose_fields(_rows(pyarrow.ipc.open_stream(file), text), text)
 
 
-def _rows(batches: Iterable[Any], path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    number = 0
+def _rows(
+    batches: Iterable[Any], text: PairsFile
+) -> Iterator[tuple[str, Mapping[str, object]] | DataError]:
+    """Yield where each row is, and its values by column: None of columns that hold no side."""
+    number, read = 0, top_keys(text)
     for batch in batches:
-        for row in batch.to_pylist():
+        names = batch.schema.names
+        # Other columns may have values that Python has not, such as nanoseconds.
+        needed = batch.select([i for i, name in enumerate(names) if name in read])
+        for row in _converted(needed):
             number += 1
-            yield f"{path}:{number}", row
+            where = f"{text.pairs}:{number}"
+            if isinstance(row, UnicodeDecodeError):
+                got = f"byte 0x{row.object[row.start]:02x}"
+                yield DataError(where, "not UTF-8", got=got, remedy="write its columns in UTF-8")
+            else:
+                yield where, dict.fromkeys(names) | row
+
+
+def _converted(batch: Any) -> list[dict[str, object] | UnicodeDecodeError]:
+    """Return the rows of a batch, or the error of one that is not UTF-8."""
+    try:
+        rows: list[dict[str, object] | UnicodeDecodeError] = batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [error]
+        return [row for i in range(batch.num_rows) for row in _converted(batch.slice(i, 1))]
+    return rows
 
 
 def _member(archive: zipfile.ZipFile, path: Path, language: str) -> str:

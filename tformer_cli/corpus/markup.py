@@ -94,6 +94,11 @@ class _UnitParser:
         """Take the end of an element."""
         raise NotImplementedError
 
+    def begin_unit(self, languages: tuple[str, str] = ("", "")) -> None:
+        """Begin a unit, which ends what was before."""
+        self.unit = _Unit(self.expat.CurrentLineNumber, languages)
+        self.key = None
+
     def begin_text(self, key: str) -> None:
         """Collect what follows, unless the unit has such a text."""
         if self.unit is not None and key not in self.unit.texts:
@@ -134,7 +139,7 @@ class _TmxParser(_UnitParser):
         if name == "header":
             self.source_language = attributes.get("srclang") or ""
         elif name == "tu":
-            self.unit = _Unit(self.expat.CurrentLineNumber)
+            self.begin_unit()
         elif name == "tuv":
             self.language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
@@ -157,7 +162,7 @@ class _XliffParser(_UnitParser):
             target = attributes.get("target-language") or attributes.get("trgLang")
             self.languages = source or self.languages[0], target or self.languages[1]
         elif name in ("trans-unit", "segment"):
-            self.unit = _Unit(self.expat.CurrentLineNumber, self.languages)
+            self.begin_unit(self.languages)
         elif name == "alt-trans":
             self.num_alternatives += 1
         elif name in ("source", "target") and not self.num_alternatives:
@@ -176,7 +181,7 @@ def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
     """Yield the units of an XML file as they are read.
 
     Raises:
-        DataError: it is not well-formed, or uses entities of its own.
+        DataError: it is not well-formed, in an encoding that is not read, or has own entities.
     """
     with open_decompressed(text.pairs) as stream:
         is_final = False
@@ -189,6 +194,12 @@ def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
                 got = expat.ErrorString(error.code).removeprefix("not well-formed ").strip("()")
                 where = f"{text.pairs}:{error.lineno}"
                 raise DataError(where, "is not well-formed XML", got=got) from None
+            except (ValueError, LookupError) as error:
+                # Of encodings, expat reads UTF-8, UTF-16 and those of one byte a character.
+                remedy = "convert it, and its XML declaration with it"
+                raise DataError(
+                    str(text.pairs), "must be UTF-8", got=str(error), remedy=remedy
+                ) from None
             yield from parser.units
             parser.units.clear()
 

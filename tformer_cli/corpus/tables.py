@@ -3,16 +3,13 @@
 import csv
 import itertools
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import CONVERT_TO_UTF8, decoded_or_errors, open_decompressed
 from tformer_cli.errors import DataError
 from tformer_cli.storage.atomic import parse_json
-
-if TYPE_CHECKING:
-    import _csv
 
 # A pair, or the error of a record that holds none.
 Record = tuple[str, str] | DataError
@@ -50,8 +47,8 @@ def csv_rows(text: PairsFile) -> Iterator[_Row | DataError]:
         lines = (line.decode("utf-8", "surrogateescape") for line in stream)
         first = next(lines, "").removeprefix("\ufeff")
         delimiter = max(",;\t", key=_QUOTED.sub("", first).count)
-        rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
-        yield from _csv_rows(rows, str(text.pairs))
+        every = _RecordLines(itertools.chain([first], lines))
+        yield from _csv_rows(every, delimiter, str(text.pairs))
 
 
 def columns_in(rows: Iterable[_Row | DataError], text: PairsFile) -> str:
@@ -91,6 +88,12 @@ def choose_fields(objects: Iterable[_Object | DataError], text: PairsFile) -> It
             yield DataError(where, what, got=", ".join(value) or "no keys", remedy=remedy)
 
 
+def top_keys(text: PairsFile) -> set[str]:
+    """Return the keys of an object at or below which the fields can be."""
+    paths = {path for paths in _candidates(text) for path in paths}
+    return paths | {path.partition(".")[0] for path in paths}
+
+
 def _lines(text: PairsFile) -> Iterator[tuple[str, str] | DataError]:
     """Yield where each line with text is, and the line, or its error."""
     with open_decompressed(text.pairs) as stream:
@@ -106,18 +109,48 @@ def _split(row: tuple[str, str]) -> _Row:
     return where, line.split("\t")
 
 
-def _csv_rows(rows: "_csv.Reader", name: str) -> Iterator[_Row | DataError]:
+class _RecordLines:
+    """The lines of a CSV file, and those that the record has which is being read."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self.lines = lines
+        self.again: deque[str] = deque()
+        self.record: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self.again.popleft() if self.again else next(self.lines)
+        self.record.append(line)
+        return line
+
+    def end_record(self, num_lines: int) -> None:
+        """Let the next record begin after some lines of this one."""
+        self.again.extendleft(reversed(self.record[num_lines:]))
+        self.record.clear()
+
+
+def _csv_rows(lines: _RecordLines, delimiter: str, name: str) -> Iterator[_Row | DataError]:
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    number = 1
     while True:
-        where = f"{name}:{rows.line_num + 1}"
+        where = f"{name}:{number}"
         try:
-            row = next(rows)
+            row: list[str] | DataError = next(rows)
+            num_lines = len(lines.record)
         except StopIteration:
             return
         except csv.Error as error:
             remedy = "close each quote, and double one within a cell"
-            yield DataError(where, "is not CSV", got=str(error), remedy=remedy)
-            continue
-        if any(map(_has_surrogate, row)):
+            row = DataError(where, "is not CSV", got=str(error), remedy=remedy)
+            # An open quote takes the lines of other records with it.
+            num_lines = 1
+        number += num_lines
+        lines.end_record(num_lines)
+        if isinstance(row, DataError):
+            yield row
+        elif any(map(_has_surrogate, row)):
             yield DataError(where, "not UTF-8", remedy=CONVERT_TO_UTF8)
         elif row:
             yield where, row

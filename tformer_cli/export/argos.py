@@ -4,10 +4,12 @@ A package is a zip of one folder: metadata.json, sentencepiece.model of both lan
 for CTranslate2.
 """
 
+import lzma
 import shutil
 import tempfile
 import weakref
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +35,18 @@ TOKENIZER_FILE = "sentencepiece.model"
 MODEL_FILES = (EXPORT_FILE, SETTINGS_FILE, *dict.fromkeys(sum(VOCABULARY_FILES, ())))
 VERSIONS = {"package_version": "1.0", "argos_version": "1.9"}
 FETCH_AGAIN = "fetch the package again"
+# What zipfile raises, also from within the compressions.
+DAMAGE = (
+    zipfile.BadZipFile,
+    EOFError,
+    OSError,
+    RuntimeError,
+    NotImplementedError,
+    zlib.error,
+    lzma.LZMAError,
+)
+# Weights hardly compress; what grows more than this would fill the disk.
+MAX_GROWTH = 100
 
 
 class ArgosFormat(CTranslate2Format):
@@ -137,30 +151,42 @@ def read_argos(
     return trained
 
 
+def _wanted(archive: zipfile.ZipFile, file: Path) -> dict[str, str]:
+    """Return the names in the folder for CTranslate2, by those in a package, of what it needs."""
+    names = archive.namelist()
+    roots = [x for x in names if x.count("/") == 1 and x.endswith(f"/{METADATA_FILE}")]
+    if len(roots) != 1:
+        what = f"has no {METADATA_FILE} in one folder"
+        raise CheckpointError(str(file), what, remedy=FETCH_AGAIN)
+    root = roots[0].removesuffix(METADATA_FILE)
+    if f"{root}bpe.model" in names and f"{root}{TOKENIZER_FILE}" not in names:
+        what = "has a tokenizer of another kind than sentencepiece"
+        remedy = "name a package with a sentencepiece.model"
+        raise CheckpointError(str(file), what, got="bpe.model", remedy=remedy)
+    wanted = {f"{root}{x}": x for x in (METADATA_FILE, TOKENIZER_FILE)}
+    wanted |= {f"{root}{MODEL_FOLDER}/{x}": x for x in MODEL_FILES}
+    wanted = {name: x for name, x in wanted.items() if name in names}
+    # No more of a file than this is unpacked.
+    size = sum(archive.getinfo(name).file_size for name in wanted)
+    if size > MAX_GROWTH * file.stat().st_size:
+        what = f"unpacks to more than {MAX_GROWTH} times its size"
+        raise CheckpointError(str(file), what, got=f"{size:,} bytes", remedy=FETCH_AGAIN)
+    return wanted
+
+
 def _extract(file: Path, folder: Path) -> dict[str, Any]:
     """Write a package's files for CTranslate2 into a folder; return its metadata."""
     try:
         with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-            roots = [x for x in names if x.count("/") == 1 and x.endswith(f"/{METADATA_FILE}")]
-            if len(roots) != 1:
-                what = f"has no {METADATA_FILE} in one folder"
-                raise CheckpointError(str(file), what, remedy=FETCH_AGAIN)
-            root = roots[0].removesuffix(METADATA_FILE)
-            if f"{root}bpe.model" in names and f"{root}{TOKENIZER_FILE}" not in names:
-                what = "has a tokenizer of another kind than sentencepiece"
-                remedy = "name a package with a sentencepiece.model"
-                raise CheckpointError(str(file), what, got="bpe.model", remedy=remedy)
-            wanted = {f"{root}{x}": x for x in (METADATA_FILE, TOKENIZER_FILE)}
-            wanted |= {f"{root}{MODEL_FOLDER}/{x}": x for x in MODEL_FILES}
-            for name in wanted.keys() & set(names):
+            wanted = _wanted(archive, file)
+            for name in wanted:
                 with (
                     archive.open(name) as content,
                     storage_errors(folder),
                     (folder / wanted[name]).open("wb") as copy,
                 ):
                     shutil.copyfileobj(content, copy)
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+    except DAMAGE as error:
         what = "is no zip file, or is damaged"
         raise CheckpointError(str(file), what, got=str(error), remedy=FETCH_AGAIN) from None
     metadata = json_object(folder / METADATA_FILE)

@@ -68,6 +68,14 @@ def extend_run(
 
 
 def _check_languages(run: RunDirectory, data: DataConfig, new: str, like: str | None) -> None:
+    if data.prefixes is not None:
+        what = "has a prefix for each target language, and no tags"
+        remedy = "add one to data.prefixes of its config, and train that: `init_from=RUN`"
+        raise UsageError(str(run.path), what, remedy=remedy)
+    if data.language_marks == "tokens":
+        what = "has languages as tokens of an imported vocabulary, and no tags"
+        remedy = "train it further on languages that it has: `init_from=RUN`"
+        raise UsageError(str(run.path), what, remedy=remedy)
     if len(data.targets) < 2:
         what = "has a single target language, so its sources begin with no tag"
         remedy = "train its weights further on texts of several: `init_from=RUN`"

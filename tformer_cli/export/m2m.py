@@ -32,7 +32,7 @@ from tformer_cli.export.m2m_settings import (
     read_shape,
     search_settings,
 )
-from tformer_cli.export.marian import check_files, check_layers
+from tformer_cli.export.marian import check_files, check_layers, check_num_layers
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
     SEARCH_FILE,
@@ -135,17 +135,20 @@ def read_m2m(
     Nothing is unpickled. Arguments and errors are those of `import_run`; languages are those of the
     model, and the two are what it translates by default.
     """
-    weights = weights_file(folder)
+    file = weights_file(folder)
     check_files(folder, (SETTINGS_FILE, SENTENCEPIECE_FILE), FAMILY, LOADER)
     shape = read_shape(folder / SETTINGS_FILE)
     decoding = read_search(folder / SEARCH_FILE)
     content = (folder / SENTENCEPIECE_FILE).read_bytes()
+    stored = read_weights(file)
+    # Tables come first: they say how large the rest can be.
+    _check_tables(file, stored, shape)
     languages = read_languages(folder, content, shape.size)
     source, target = direction(languages, folder, (source_language, target_language))
-    file = m2m_file(content, languages.vocabulary, languages.tokens)
-    tokenizer = M2MTokenizer(file, Normalizer(), name=str(folder / SENTENCEPIECE_FILE))
+    serialized = m2m_file(content, languages.vocabulary, languages.tokens)
+    tokenizer = M2MTokenizer(serialized, Normalizer(), name=str(folder / SENTENCEPIECE_FILE))
     data = replace(data_config(source, target), language_marks="tokens")
-    model = _model(weights, shape, tokenizer)
+    model = _model(file, stored, shape.model, tokenizer)
     config = Config(
         data=data,
         tokenizer=M2MConfig(),
@@ -157,13 +160,18 @@ def read_m2m(
     )
 
 
-def _model(file: Path, shape: Shape, tokenizer: M2MTokenizer) -> Seq2Seq:
-    stored, config = read_weights(file), shape.model
-    tables = set(table_names(config, stored).values())
-    expected = dict.fromkeys(tables, (shape.size, config.dim))
-    if LOGITS_BIAS in stored and config.embedding_norm:
+def _check_tables(file: Path, stored: Mapping[str, Tensor], shape: Shape) -> None:
+    tables = set(table_names(shape.model, stored).values())
+    expected = dict.fromkeys(tables, (shape.size, shape.model.dim))
+    if LOGITS_BIAS in stored and shape.model.embedding_norm:
         expected[LOGITS_BIAS] = 1, shape.size
     check_weights(file, {name: stored[name] for name in expected if name in stored}, expected)
+
+
+def _model(
+    file: Path, stored: Mapping[str, Tensor], config: EncoderDecoderConfig, tokenizer: M2MTokenizer
+) -> Seq2Seq:
+    check_num_layers(config, len(stored), file.with_name(SETTINGS_FILE))
     size = tokenizer.size
     names = {ours: theirs for ours, theirs, _ in _names(config)}
     outside = OUTSIDE - {*names.values()} | {f"{name}s" for name in POSITIONS.values()}

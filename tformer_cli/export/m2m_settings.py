@@ -26,6 +26,7 @@ from tformer_cli.export.marian_settings import (
     json_object,
     read_sizes,
     search_limits,
+    vocabulary_ids,
 )
 from tformer_cli.text.m2m import OUR_IDS, UNUSED, M2MTokenizer
 from tformer_cli.text.subword import sentencepiece_processor
@@ -129,9 +130,9 @@ def read_languages(folder: Path, model: bytes, size: int) -> Languages:
     config_file, vocabulary_file = folder / LANGUAGES_FILE, folder / VOCABULARY_FILE
     config = json_object(config_file) if config_file.is_file() else {}
     if vocabulary_file.is_file():
-        by_token = json_object(vocabulary_file)
-        subwords = sorted(by_token, key=by_token.__getitem__)
-        if [by_token[token] for token in subwords] != list(range(len(subwords))):
+        ids = vocabulary_ids(vocabulary_file)
+        subwords = sorted(ids, key=ids.__getitem__)
+        if [ids[token] for token in subwords] != list(range(len(subwords))):
             what = "must name each id from 0 on once"
             raise CheckpointError(str(vocabulary_file), what, remedy=RESTORE)
     else:
@@ -157,29 +158,45 @@ def read_languages(folder: Path, model: bytes, size: int) -> Languages:
     if not tokens:
         what = "lists no token of a language in additional_special_tokens"
         raise CheckpointError(str(config_file), what, remedy=RESTORE)
-    return Languages(vocabulary, tokens, config.get("src_lang"), config.get("tgt_lang"))
+    settings = Settings(config_file, config)
+    source, target = (_usual_language(settings, key) for key in ("src_lang", "tgt_lang"))
+    settings.check()
+    return Languages(vocabulary, tokens, source, target)
+
+
+def _usual_language(settings: Settings, key: str) -> str | None:
+    return None if settings.values.get(key) is None else settings.take(key, str)
 
 
 def _listed(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """Return the special tokens that a folder lists, beside those of every model."""
     special = folder / SPECIAL_FILE
-    contents = config, json_object(special) if special.is_file() else {}
+    contents = {folder / LANGUAGES_FILE: config}
+    contents[special] = json_object(special) if special.is_file() else {}
     keys = "additional_special_tokens", "extra_special_tokens"
-    lists = (content.get(key) for content in contents for key in keys)
-    tokens = itertools.chain.from_iterable(x for x in lists if isinstance(x, list))
-    return [str(token["content"] if isinstance(token, dict) else token) for token in tokens]
+    listed = []
+    for file, content in contents.items():
+        lists = (content.get(key) for key in keys)
+        for token in itertools.chain.from_iterable(x for x in lists if isinstance(x, list)):
+            text = token.get("content") if isinstance(token, dict) else token
+            if not isinstance(text, str):
+                what, got = "lists a special token that is no text", json.dumps(token)
+                raise CheckpointError(str(file), what, got=got, remedy=RESTORE)
+            listed.append(text)
+    return listed
 
 
 def _added_tokens(folder: Path, config: Mapping[str, Any]) -> dict[int, str]:
     """Return the tokens beside the subwords, by id, as far as files say them."""
-    file = folder / TOKENS_FILE
+    file = folder / LANGUAGES_FILE
     added: Any = config.get("added_tokens_decoder") or {}
     try:
         tokens = {int(i): str(token["content"]) for i, token in added.items()}
+        file = folder / TOKENS_FILE
         if file.is_file():
             content = json_object(file)["added_tokens"]
             tokens |= {int(token["id"]): str(token["content"]) for token in content}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         what = "has no added tokens with their ids"
         raise CheckpointError(str(file), what, got=repr(error), remedy=RESTORE) from None
     return tokens

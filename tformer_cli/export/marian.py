@@ -29,13 +29,13 @@ from tformer_cli.export.marian_settings import (
     Shape,
     config_json,
     data_config,
-    json_object,
     language_settings,
     read_languages,
     read_search,
     read_shape,
     search_settings,
     unsupported_by_marian,
+    vocabulary_ids,
 )
 from tformer_cli.export.marian_weights import (
     LOGITS_BIAS,
@@ -171,15 +171,7 @@ def check_pickle(folder: Path, weights: Path, loader: str) -> None:
 
 def _side(folder: Path, pieces_name: str, vocabulary_name: str, size: int) -> Side:
     file = folder / vocabulary_name
-    ids = json_object(file)
-    got = None
-    if not all(type(i) is int for i in ids.values()):
-        got = "an id that is no whole number"
-    elif any("\ud800" <= character <= "\udfff" for piece in ids for character in piece):
-        # JSON escaped one of the two surrogates of a character without the other.
-        got = "half a character of Unicode"
-    if got is not None:
-        raise CheckpointError(str(file), "is not a vocabulary", got=got, remedy=RESTORE)
+    ids = vocabulary_ids(file)
     if len(ids) != size or sorted(ids.values()) != list(range(size)):
         what = f"must name each of the {size} embedding rows once"
         raise CheckpointError(str(file), what, got=f"{len(ids)} pieces", remedy=RESTORE)
@@ -220,6 +212,7 @@ def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
         tables[LOGITS_BIAS] = 1, shape.target_size
     check_weights(file, {name: stored[name] for name in tables if name in stored}, tables)
     sizes = source.tokenizer.size, target.tokenizer.size
+    check_num_layers(config, len(stored), file.with_name(SETTINGS_FILE))
     names = {ours: theirs for ours, theirs, _ in weight_names(config)}
     check_layers(file, stored, names, OUTSIDE, config, sizes)
     return model_of(stored, shape, source, target)
@@ -234,24 +227,24 @@ def check_layers(
     sizes: tuple[int, int],
 ) -> None:
     """Check the weights of a file, those `outside` excepted; `names` are theirs by ours."""
-    shapes = layer_shapes(config, sizes, len(stored), settings=file.with_name(SETTINGS_FILE))
+    shapes = layer_shapes(config, sizes)
     inside = {name: weight for name, weight in stored.items() if name not in outside}
     check_weights(file, inside, {theirs: shapes[ours] for ours, theirs in names.items()})
 
 
-def layer_shapes(
-    config: EncoderDecoderConfig, sizes: tuple[int, int], num_stored: int, *, settings: object
-) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by our names.
-
-    Raises:
-        CheckpointError: the settings describe more layers than there are stored weights.
-    """
+def check_num_layers(config: EncoderDecoderConfig, num_stored: int, settings: Path) -> None:
+    """Check that a file of settings describes no more layers than there are stored weights."""
     num_layers = config.num_encoder_layers + config.num_decoder_layers
     if num_layers > num_stored:
-        # Every layer has weights, so too many layers fail before they are built.
+        # Every layer has weights, so too many layers fail before they are named and built.
         what = f"describes more layers than the {num_stored} weights that the folder has"
         raise CheckpointError(str(settings), what, got=str(num_layers), remedy=RESTORE)
+
+
+def layer_shapes(
+    config: EncoderDecoderConfig, sizes: tuple[int, int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight by our names."""
     with torch.device("meta"):
         model = build_model(config, source_size=sizes[0], target_size=sizes[1], seed=0)
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}

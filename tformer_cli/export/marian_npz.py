@@ -20,7 +20,14 @@ from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export.check import ImportedFormat
 from tformer_cli.export.format import filled
-from tformer_cli.export.marian import PIECES_FILES, Side, layer_shapes, model_of, vocabulary
+from tformer_cli.export.marian import (
+    PIECES_FILES,
+    Side,
+    check_num_layers,
+    layer_shapes,
+    model_of,
+    vocabulary,
+)
 from tformer_cli.export.marian_npz_settings import (
     ACTIVATIONS,
     DECODER_FILE,
@@ -190,7 +197,8 @@ def read_marian_npz(
         raise CheckpointError(str(settings.model), what, remedy=RESTORE)
     shape = Shape(config, len(source_tokens), len(target_tokens), 0, 0, is_scaled=True)
     sizes = source.tokenizer.size, target.tokenizer.size
-    shapes = layer_shapes(config, sizes, len(stored), settings=settings.model)
+    check_num_layers(config, len(stored), settings.model)
+    shapes = layer_shapes(config, sizes)
     numbers = shape.source_size, shape.target_size
     check_weights(
         settings.model, stored, npz_shapes(shapes, config, numbers, stored), MODEL_SETTINGS

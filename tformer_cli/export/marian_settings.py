@@ -220,6 +220,20 @@ def json_object(file: Path) -> dict[str, Any]:
     return content
 
 
+def vocabulary_ids(file: Path) -> dict[str, int]:
+    """Return the id of each piece in a vocabulary of JSON."""
+    ids = json_object(file)
+    got = None
+    if not all(type(i) is int for i in ids.values()):
+        got = "an id that is no whole number"
+    elif any("\ud800" <= character <= "\udfff" for piece in ids for character in piece):
+        # JSON escaped one of the two surrogates of a character without the other.
+        got = "half a character of Unicode"
+    if got is not None:
+        raise CheckpointError(str(file), "is not a vocabulary", got=got, remedy=RESTORE)
+    return ids
+
+
 class Settings:
     """The JSON object of a file, and all problems found in it."""
 

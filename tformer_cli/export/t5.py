@@ -243,8 +243,8 @@ def read_t5(
     pieces_file = PIECES_FILE if (folder / PIECES_FILE).is_file() else TOKENIZER_FILE
     check_files(folder, (SETTINGS_FILE, pieces_file), "a T5 model", "T5ForConditionalGeneration")
     settings = _settings(folder / SETTINGS_FILE)
-    config, num_rows = _network(settings), settings.take("vocab_size", int)
-    settings.check(config, "model")
+    num_rows = settings.take("vocab_size", int)
+    config = _network(settings)
     file = weights_file(folder)
     stored = read_weights(file)
     # Tables come first: they say how large the rest can be.
@@ -279,11 +279,15 @@ def _settings(file: Path) -> Settings:
 
 
 def _network(settings: Settings) -> EncoderDecoderConfig:
-    """Return our network, its ties excepted; problems are noted."""
+    """Return our network, its ties excepted.
+
+    Raises:
+        ConfigError: all problems of the settings.
+    """
     sizes: dict[str, Any] = {ours: settings.take(theirs, int) for theirs, ours in SIZES.items()}
     activation = settings.choose("feed_forward_proj", ACTIVATIONS)
     is_scaled = settings.take("scale_decoder_outputs", bool)
-    return EncoderDecoderConfig(
+    config = EncoderDecoderConfig(
         **sizes,
         **FIXED,
         activation=activation,
@@ -293,8 +297,10 @@ def _network(settings: Settings) -> EncoderDecoderConfig:
         ),
         norm_epsilon=settings.take("layer_norm_epsilon", float),
         dropout=settings.take("dropout_rate", float),
-        output_scale=max(1, sizes["dim"]) ** -0.5 if is_scaled else None,
     )
+    # A width that no machine has may have no root.
+    settings.check(config, "model")
+    return replace(config, output_scale=config.dim**-0.5) if is_scaled else config
 
 
 def _tokenizer(file: Path, settings: Settings, num_rows: int) -> T5Tokenizer:

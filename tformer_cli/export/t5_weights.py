@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.marian import check_layers
-from tformer_cli.export.marian_settings import RESTORE
+from tformer_cli.export.marian import check_layers, check_num_layers
+from tformer_cli.export.marian_settings import RESTORE, SETTINGS_FILE
 from tformer_cli.export.marian_weights import (
     ABSENT,
     BIAS,
@@ -90,6 +90,7 @@ def to_ours(
     Raises:
         CheckpointError: they are not those of the config.
     """
+    check_num_layers(config, len(stored), file.with_name(SETTINGS_FILE))
     names = dict(weight_names(config))
     outside = {*EMBEDDINGS, OUTPUT_PROJECTION, UNUSED}
     check_layers(file, stored, names, outside, config, (tokenizer.size, tokenizer.size))
