@@ -134,7 +134,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         got = os.strerror(number) if number > 0 else str(error)
         is_elsewhere = number == errno.EADDRNOTAVAIL  # an address of another machine
         is_host = is_elsewhere or isinstance(error, socket.gaierror | UnicodeError)
-        remedy = f"use another `{'host' if is_host else 'port'}`"
+        remedy = "use another `host`" if is_host else "use another `port`"
         raise StorageError(where, what, got=got, remedy=remedy) from None
 
 
