@@ -266,9 +266,10 @@ def test_what_is_no_archive_is_refused(tmp_path, monkeypatch):
 def test_a_damaged_archive_is_read_or_refused(tmp_path, compression):
     path = tmp_path / "a.docx"
     with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("word/document.xml", f"<x>{'a' * 99}</x>")
+        archive.writestr("word/document.xml", part(paragraph(run("a" * 99))))
     content = path.read_bytes()
     for position in range(len(content)):
         path.write_bytes(content[:position] + b"\xff" + content[position + 1 :])
         with suppress(DataError):
-            read_document(path)
+            # Nothing where its name is damaged; but never another text.
+            assert texts(read_document(path)) in ([], ["a" * 99])

@@ -54,15 +54,14 @@ EXPORT_VERSION = 3
 # How the name of an export that was checked begins.
 CHECKED = "checked-"
 
+_Built = TypeVar("_Built")
 
-Built = TypeVar("Built")
 
-
-def once(build: Callable[[], Built]) -> Callable[[], Built]:
+def once(build: Callable[[], _Built]) -> Callable[[], _Built]:
     """Return what builds at the first call, of whatever thread, and returns that at all calls."""
     lock, built = threading.Lock(), functools.cache(build)
 
-    def get() -> Built:
+    def get() -> _Built:
         with lock:
             return built()
 
