@@ -14,8 +14,8 @@ let maxShown = MAX_SHOWN;
 let key = "";
 let asking = new AbortController();
 let timer;
-let answer; // what the last request was answered for a text
-let shown; // its translation on the sheet
+let lines = []; // of the text
+let current; // the line whose alternatives are listed
 
 // ------------------------------------------------------------------------------------ languages
 
@@ -45,6 +45,7 @@ function choose() {
   element["target-language"].textContent = languageName(to);
   setLanguage([source, mirror], from);
   setLanguage([target, element.alternatives], to);
+  lines = [];
   translate();
 }
 
@@ -61,43 +62,70 @@ async function loadModels() {
   choose();
 }
 
+// ---------------------------------------------------------------------------------------- lines
+
+/** A line of the text, with its part of each sheet; it has an answer once it is translated. */
+function newLine(text) {
+  const [words, translated] = [document.createElement("span"), document.createElement("span")];
+  return { text, prefix: "", answer: undefined, shown: undefined, source: words, target: translated };
+}
+
+/** Divide the text into lines. Those that were there before keep their translations. */
+function divide() {
+  const before = [...lines];
+  lines = source.value.split("\n").map((text) => {
+    const at = before.findIndex((line) => line.text === text);
+    return at < 0 ? newLine(text) : before.splice(at, 1)[0];
+  });
+  mirror.replaceChildren(...lines.flatMap((line) => [line.source, "\n"]));
+  target.replaceChildren(...lines.flatMap((line) => [line.target, "\n"]));
+  const isTyped = document.activeElement === source || !lines.includes(current);
+  attend(isTyped ? lineAtCaret() : current);
+}
+
+function lineAtCaret() {
+  return lines[source.value.slice(0, source.selectionStart).split("\n").length - 1];
+}
+
+function lineOf(unit) {
+  return lines.find((line) => line.source.contains(unit) || line.target.contains(unit));
+}
+
 // --------------------------------------------------------------------------------------- asking
 
-/** Translate the text, with a translation that begins with a prefix. */
-async function translate(prefix = "") {
+/** Translate the lines that have no answer, each with a translation that begins with its prefix. */
+async function translate() {
   clearTimeout(timer);
   asking.abort();
   asking = new AbortController();
   const { signal } = asking;
-  const text = source.value;
-  forget();
-  tell("");
-  if (!text.trim()) {
-    target.replaceChildren();
-    return;
-  }
-  target.classList.add("draft");
-  target.setAttribute("aria-busy", "true");
+  divide();
+  const asked = lines.filter((line) => line.text.trim() && !line.answer);
+  target.setAttribute("aria-busy", String(asked.length > 0));
+  if (!asked.length) return;
+  for (const line of asked) line.target.classList.add("draft");
   try {
-    for await (const [name, content] of events(fieldsOf(text, prefix), signal)) {
-      if (name === "draft") target.textContent = content.text;
+    for await (const [name, content] of events(fieldsOf(asked), signal)) {
+      if (name === "draft") asked[content.index].target.textContent = content.text;
       else if (name === "error") tell(content.error, true);
-      else show(content.texts[0], prefix);
+      else content.texts.forEach((answer, index) => show(asked[index], answer));
     }
   } catch (error) {
     if (signal.aborted) return;
     tell(error.message, true);
   }
-  target.classList.remove("draft");
-  target.removeAttribute("aria-busy");
+  for (const line of asked) line.target.classList.remove("draft");
+  target.setAttribute("aria-busy", "false");
 }
 
-function fieldsOf(text, prefix) {
+function fieldsOf(asked) {
   const { name, source: from, target: to, can_align: alignments, decoding } = model();
   const nbest = decoding.kind === "beam" ? Math.min(maxShown, decoding.beam_size) : 1;
   const chosen = { model: name, source: from, target: to };
   const wanted = { nbest, alignments, defects: true, stream: true };
-  return { ...chosen, text, ...wanted, ...(prefix && { prefixes: [prefix] }) };
+  const prefixes = asked.map((line) => line.prefix);
+  const text = asked.map((line) => line.text);
+  return { ...chosen, text, ...wanted, ...(prefixes.some(Boolean) && { prefixes }) };
 }
 
 /** Yield the events of an answer, each with its name and content. */
@@ -135,23 +163,39 @@ function tell(words, isError = false) {
 
 // -------------------------------------------------------------------------------------- showing
 
-function forget() {
-  answer = shown = undefined;
-  mirror.replaceChildren();
-  element.others.hidden = true;
+function show(line, answer) {
+  line.answer = answer;
+  showTranslation(line, answer.translations[0]);
 }
 
-function show(text, prefix) {
-  answer = text;
-  const several = text.translations.length > 1;
-  element.others.hidden = !several;
+function showTranslation(line, translation) {
+  line.shown = translation;
+  writeUnits(line.source, line.text, line.answer.source_words ?? []);
+  writeUnits(line.target, translation.text, translation.words ?? wordsOf(translation.text));
+  const kept = [...line.prefix].length;
+  for (const unit of units(line.target)) {
+    unit.tabIndex = -1;
+    unit.setAttribute("role", "button");
+    unit.classList.toggle("kept", Number(unit.dataset.start) < kept);
+  }
+  // One word of the translation is reached by Tab, the others by arrows.
+  const [first] = units(target);
+  if (first && !target.querySelector("[tabindex='0']")) first.tabIndex = 0;
+  if (line === current) attend(line);
+}
+
+/** List the alternatives of a line, and what is to be said of its translation. */
+function attend(line) {
+  current = line;
+  const translations = line?.answer?.translations ?? [];
+  element.others.hidden = translations.length < 2;
   element.alternatives.replaceChildren(
-    ...text.translations.map((translation) => alternative(translation)),
+    ...translations.map((translation) => alternative(line, translation)),
   );
-  showTranslation(text.translations[0], prefix);
+  tell(line?.shown ? wordsAbout(line.shown) : "");
 }
 
-function alternative(translation) {
+function alternative(line, translation) {
   const item = document.createElement("li");
   const button = document.createElement("button");
   const words = document.createElement("bdi");
@@ -160,27 +204,14 @@ function alternative(translation) {
   score.textContent = translation.score.toFixed(2).replace("-", "−");
   score.dir = "ltr";
   button.type = "button";
+  button.setAttribute("aria-pressed", String(translation === line.shown));
   button.append(words, score);
-  button.addEventListener("click", () => showTranslation(translation));
+  button.addEventListener("click", () => {
+    showTranslation(line, translation);
+    element.alternatives.querySelector("[aria-pressed='true']").focus();
+  });
   item.append(button);
   return item;
-}
-
-function showTranslation(translation, prefix = "") {
-  shown = translation;
-  const buttons = element.alternatives.querySelectorAll("button");
-  buttons.forEach((button, index) => {
-    button.setAttribute("aria-pressed", String(answer.translations[index] === translation));
-  });
-  tell(wordsAbout(translation));
-  writeUnits(mirror, source.value, answer.source_words ?? []);
-  writeUnits(target, translation.text, translation.words ?? wordsOf(translation.text));
-  const kept = [...prefix].length;
-  units(target).forEach((unit, index) => {
-    unit.tabIndex = index ? -1 : 0;
-    unit.setAttribute("role", "button");
-    unit.classList.toggle("kept", Number(unit.dataset.start) < kept);
-  });
 }
 
 /** Say how good a translation is expected to be, and what is wrong with it. */
@@ -223,20 +254,20 @@ function units(sheet) {
 
 // ------------------------------------------------------------------------------------ alignment
 
-/** Light up a word of one sheet and its partners of the other; without a word, none. */
-function light(sheet, unit) {
-  const own = sheet === mirror ? 0 : 1;
-  const pairs = shown?.alignments ?? [];
+/** Light up a word and its partners on the other sheet; without a word, none. */
+function light(unit) {
+  for (const part of [...units(mirror), ...units(target)]) part.classList.remove("word", "partner");
+  if (!unit) return;
+  const line = lineOf(unit);
+  const [own, other] = line.source.contains(unit) ? [0, line.target] : [1, line.source];
+  const pairs = line.shown?.alignments ?? [];
   const partners = new Set(
-    pairs.filter((pair) => unit && pair[own] === Number(unit.dataset.index)).map((pair) => pair[1 - own]),
+    pairs.filter((pair) => pair[own] === Number(unit.dataset.index)).map((pair) => pair[1 - own]),
   );
-  const other = sheet === mirror ? target : mirror;
-  for (const part of units(sheet)) part.classList.toggle("word", part === unit);
+  unit.classList.add("word");
   for (const part of units(other)) {
-    part.classList.remove("word");
     part.classList.toggle("partner", partners.has(Number(part.dataset.index)));
   }
-  for (const part of units(sheet)) part.classList.remove("partner");
 }
 
 function unitAt(event) {
@@ -247,25 +278,32 @@ function unitAt(event) {
 }
 
 function unitAtCaret() {
-  const caret = [...source.value.slice(0, source.selectionStart)].length;
-  return units(mirror).find((unit) => unit.dataset.start <= caret && caret <= unit.dataset.end);
+  const before = source.value.slice(0, source.selectionStart);
+  const caret = [...before.slice(before.lastIndexOf("\n") + 1)].length;
+  return units(current?.source ?? mirror).find((unit) => {
+    return unit.dataset.start <= caret && caret <= unit.dataset.end;
+  });
 }
 
-source.addEventListener("mousemove", (event) => light(mirror, unitAt(event)));
-source.addEventListener("mouseleave", () => light(mirror));
+source.addEventListener("mousemove", (event) => light(unitAt(event)));
+source.addEventListener("mouseleave", () => light());
 document.addEventListener("selectionchange", () => {
-  if (document.activeElement === source) light(mirror, unitAtCaret());
+  if (document.activeElement !== source) return;
+  if (lineAtCaret() !== current) attend(lineAtCaret());
+  light(unitAtCaret());
 });
-source.addEventListener("blur", () => light(mirror));
+source.addEventListener("blur", () => light());
 for (const name of ["mouseover", "focusin"]) {
-  target.addEventListener(name, (event) => light(target, event.target.closest(".unit")));
+  target.addEventListener(name, (event) => light(event.target.closest(".unit")));
 }
-for (const name of ["mouseleave", "focusout"]) target.addEventListener(name, () => light(target));
+for (const name of ["mouseleave", "focusout"]) target.addEventListener(name, () => light());
 
 // --------------------------------------------------------------------------------------- change
 
 /** Let a word be typed anew; what stands before it stays, what follows is completed. */
 function change(unit) {
+  const line = lineOf(unit);
+  attend(line);
   const input = document.createElement("input");
   const word = unit.textContent;
   input.value = word;
@@ -278,9 +316,10 @@ function change(unit) {
   const end = (isDone) => {
     if (!isOpen) return;
     isOpen = false;
-    const start = [...shown.text].slice(0, Number(unit.dataset.start)).join("");
+    const start = [...line.shown.text].slice(0, Number(unit.dataset.start)).join("");
     if (isDone && input.value.trim() && input.value !== word) {
-      translate(start + input.value.trim()).then(focusAfterKept);
+      Object.assign(line, { prefix: start + input.value.trim(), answer: undefined, shown: undefined });
+      translate().then(() => focusAfterKept(line));
     } else {
       input.replaceWith(unit);
       unit.focus();
@@ -295,12 +334,12 @@ function change(unit) {
     event.stopPropagation();
   });
   input.addEventListener("blur", () => end(true));
-  light(target);
+  light();
 }
 
-function focusAfterKept() {
+function focusAfterKept(line) {
   if (document.activeElement !== document.body) return;
-  const all = units(target);
+  const all = units(line.target);
   focusUnit(all.find((unit) => !unit.classList.contains("kept")) ?? all.at(-1));
 }
 
@@ -312,11 +351,11 @@ function focusUnit(unit) {
 
 target.addEventListener("click", (event) => {
   const unit = event.target.closest(".unit");
-  if (unit && shown) change(unit);
+  if (unit) change(unit);
 });
 target.addEventListener("keydown", (event) => {
   const unit = event.target.closest(".unit");
-  if (!unit || !shown) return;
+  if (!unit) return;
   const all = units(target);
   const forward = target.dir === "rtl" ? "ArrowLeft" : "ArrowRight";
   const backward = target.dir === "rtl" ? "ArrowRight" : "ArrowLeft";
