@@ -104,3 +104,25 @@ def test_a_command_prints_options_for_arguments(text, expected):
     problem = Problem(text, text, got=text, remedy=text)
     assert message(problem) == f"{expected}: {expected} ({text}); {expected}"
     assert message(Problem("a", text)) == f"a: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (["clean", "FILE", "-o", "out"], "SOURCE and TARGET"),
+        (["config", "new", "FILE"], "SOURCE and TARGET"),
+        (["config", "check", "CONFIG"], "`source` and `target`"),
+    ],
+)
+def test_arguments_are_named_as_the_usage_of_the_command_names_them(
+    tformer, tmp_path, command, names
+):
+    file, config = tmp_path / "text.en", tmp_path / "config.yaml"
+    file.write_text("A text.\n")
+    text = f"{{pairs: {file}}}"
+    data = f"source_language: en, target_language: de, train: [{text}], valid: {text}"
+    config.write_text(f"data: {{{data}}}\n")
+    words = [{"FILE": file, "CONFIG": config}.get(word, word) for word in command]
+    result = tformer(*words)
+    assert result.exit_code == 2
+    assert f"name two line-aligned files as {names}, or" in result.stderr

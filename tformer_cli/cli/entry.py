@@ -19,6 +19,7 @@ from tformer_cli.cli.options import (
     HELP_PANELS,
     MAX_UNGROUPED,
     OF_ARGUMENTS,
+    TEXTS,
     in_options,
     with_options,
 )
@@ -91,9 +92,9 @@ class PlainCommand(PastableExamples, TyperCommand):
         except TformerError as error:
             # An argument may have another option in another command: --from, --source-language.
             own = {
-                str(param.name): param.opts[0]
+                str(param.name): _name_in_usage(param)
                 for param in self.params
-                if param.name in OF_ARGUMENTS and param.opts[0].startswith("-")
+                if param.name in (*OF_ARGUMENTS, *TEXTS)
             }
             error.problems = tuple(with_options(problem, own) for problem in error.problems)
             raise
@@ -146,6 +147,12 @@ class PlainCommand(PastableExamples, TyperCommand):
             option = error.param.opts[0] if error.param is not None else "tformer"
             what = _rule(fault["type"], fault.get("ctx", {}))
             raise UsageError(option, what, got=str(fault["input"])) from None
+
+
+def _name_in_usage(param: Any) -> str:
+    """Return the option of a parameter, or what stands for an argument in the usage."""
+    name: str = param.opts[0]
+    return name if name.startswith("-") else param.metavar or name.upper()
 
 
 def _rule(fault: str, limits: Mapping[str, Any]) -> str:

@@ -137,7 +137,7 @@ _SAME_NAMES = (
     *("head", "host", "init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
     *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "port"),
     *("lowercase", "precision", "prefixes", "quantization", "resamples", "run", "seed"),
-    *("keep", "like", "repair", "source_language", "split", "target", "target_language"),
+    *("keep", "like", "repair", "source_language", "split", "target_language"),
     *("terminology", "test", "to"),
     *("tokenize", "workers"),
 )
@@ -160,6 +160,8 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
     "utility": "--mbr",
     "valid": "--valid-source and --valid-target",
 }
+# Arguments of some commands, options of others, and keys of a config.
+TEXTS = ("source", "target")
 
 
 def message(problem: Problem) -> str:
