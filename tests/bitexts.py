@@ -97,6 +97,15 @@ def arrow(pairs: Pairs) -> bytes:
     return bytes(stream.getvalue())
 
 
+def arrow_file(pairs: Pairs) -> bytes:
+    import pyarrow
+
+    table, stream = _arrow_table(pairs), pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_file(stream, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return bytes(stream.getvalue())
+
+
 def _arrow_table(pairs: Pairs):
     import pyarrow
 
@@ -116,8 +125,9 @@ WRITERS: Mapping[str, Callable[[Pairs], bytes]] = {
     "a.zip": opus,
     "a.parquet": parquet,
     "a.arrow": arrow,
+    "file.arrow": arrow_file,
 }
-NEEDS_PYARROW = ("a.parquet", "a.arrow")
+NEEDS_PYARROW = ("a.parquet", "a.arrow", "file.arrow")
 
 
 def write(folder: Path, name: str, pairs: Pairs) -> Path:

@@ -209,6 +209,38 @@ def test_outputs_replace_no_text(cleaned, tmp_path, output, languages, message):
     assert str(caught.value) == message.format(tmp_path)
 
 
+@pytest.mark.parametrize("function", ["_find_copies", "_write_sides"])
+@pytest.mark.parametrize("change", [lambda lines: lines[:-1], lambda lines: [*lines, "one more"]])
+def test_a_text_that_changes_meanwhile_is_refused(
+    cleaned, files, monkeypatch, tmp_path, function, change
+):
+    def change_before(*arguments: Any) -> Any:
+        for file in files:
+            lines = change(lines_of(file))
+            file.write_bytes("".join(f"{line}\n" for line in lines).encode())
+        return unchanged(*arguments)
+
+    unchanged = getattr(clean_module, function)
+    monkeypatch.setattr(clean_module, function, change_before)
+    with pytest.raises(TformerError) as caught:
+        cleaned()
+    assert str(caught.value) == (
+        f"{files[0]}: the text changed while it was read; run the same command again"
+    )
+    assert not list((tmp_path / "new").glob("x.??"))
+
+
+def test_a_full_disk_is_said_and_room_for_it_ends_the_cleaning(tmp_path, small_files):
+    rng = random.Random(2)
+    words = [f"{a}{b}en" for a in ("g", "l", "tr", "fr") for b in ("a", "e", "o", "u")]
+    pairs = [(" ".join(rng.choices(words, k=9)), " ".join(words[:9])) for _ in range(300)]
+    files = write(tmp_path / "text", pairs)
+    with small_files(20_000), pytest.raises(TformerError) as caught:
+        clean(text_of(files), tmp_path / "new/x", languages=("en", "de"))
+    assert str(caught.value).startswith(f"{tmp_path}/new: cannot be written (File too large)")
+    assert clean(text_of(files), tmp_path / "new/x", languages=("en", "de")).report.seen == 300
+
+
 def test_a_line_without_its_pair_is_an_error(cleaned, files):
     files[0].write_text("a\n" * 20)
     with pytest.raises(TformerError, match="has no counterpart in"):

@@ -1,6 +1,7 @@
 """Splits and overlap: nothing held out is in training text, and no file of a user is lost."""
 
 import json
+import os
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -208,6 +209,15 @@ FOREIGN = ": contains files that config new did not write; choose another `outpu
 
 def test_same_text_is_split_again(text: ParallelText, tmp_path: Path) -> None:
     assert split_text(text, tmp_path / "my.data", LANGUAGES).num_pairs["train"] == 7
+
+
+def test_the_names_of_the_files_need_not_be_utf8(text: ParallelText, tmp_path: Path) -> None:
+    named = ParallelText(
+        source=text.source.rename(tmp_path / os.fsdecode(b"caf\xe9.en")),
+        target=text.target.rename(tmp_path / os.fsdecode(b"caf\xe9.de")),
+    )
+    first = split_text(named, tmp_path / "new.data", LANGUAGES)
+    assert split_text(named, tmp_path / "new.data", LANGUAGES) == first
 
 
 def test_parts_of_another_text_are_kept_unless_forced(text: ParallelText, tmp_path: Path) -> None:

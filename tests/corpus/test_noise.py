@@ -123,6 +123,22 @@ def test_tags_stay_in_front():
         assert 1 <= len(row[2:]) <= 4
 
 
+def test_the_token_of_a_language_stays_in_front(tmp_path):
+    path = write_toy(tmp_path, pairs=40)
+    noise = "training.source_noise={drop: 0.5, replace: 0.5}"
+    config = load_config(path, [SUBWORDS, noise])
+    tokenizers = build_tokenizers(
+        config.tokenizer, lambda: read_texts(config.data.train), config.seed
+    )
+    # Only an imported vocabulary has such tokens.
+    config = replace(config, data=replace(config.data, language_marks="tokens"))
+    language, tag = NUM_SPECIAL + 7, FIRST_TAG_ID
+    examples = [Example(index, np.array([language, tag, *SOURCE]), SOURCE) for index in range(50)]
+    changed = ExampleNoise.from_config(config, tokenizers).apply(examples, 0)
+    assert {tuple(each.source[:2]) for each in changed} == {(language, tag)}
+    assert len({tuple(each.source[2:]) for each in changed}) == len(examples)
+
+
 def test_numbers_are_uniform_and_differ_by_purpose():
     indices = np.arange(2000)
     one = random_numbers(1, "a", 0, indices, 10)

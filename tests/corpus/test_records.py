@@ -183,8 +183,9 @@ FAULTS = [
     ),
     (
         "a.csv",
-        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b"\xfc"),
-        ":3: not UTF-8; convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`",
+        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b'"a\n\xc3\xa4\xfc"'),
+        ":4: not UTF-8 (byte 0xfc at column 2); "
+        "convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`",
     ),
     (
         "a.csv",
@@ -273,6 +274,17 @@ def test_an_open_quote_takes_no_lines_of_other_records(
     assert f"{file}:5: is not CSV" in skipped
 
 
+def test_csv_in_utf16_or_compressed_is_named_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("en,de\na,b\n", encoding="utf-16")
+    assert refusal(file) == (
+        f"{file}:1: not UTF-8 (byte 0xff at column 1); it begins like UTF-16: "
+        "convert it with `iconv -f UTF-16 -t UTF-8`"
+    )
+    file.write_bytes(gzip.compress(b"en,de\na,b\n"))
+    assert refusal(file) == f"{file}: is gzip; let its name end in .gz, or decompress it"
+
+
 def test_lines_of_quoted_cells_count(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text('en,de\n"a\nb",c\n"d\n",e\nf\n', encoding="utf-8")
@@ -323,7 +335,7 @@ def test_a_damaged_file_always_stops(tmp_path: Path, name, content, message, on_
     assert refusal(file, on_error=on_error).startswith(f"{file}{message}")
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "file.arrow"])
 def test_a_damaged_arrow_file_is_named(tmp_path: Path, name: str) -> None:
     pytest.importorskip("pyarrow")
     file = write(tmp_path, name, PAIRS)

@@ -17,7 +17,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import PairTags, TokenStore, build_store, temperature_weights
-from tformer_cli.corpus.store_builder import training_store
+from tformer_cli.corpus.store_builder import load_or_build_store, training_store
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS
 
@@ -111,6 +111,20 @@ def test_batches_have_the_tags_and_fit_the_budget(data, tokenizers):
         ]
     wanted = [[*source, EOS_ID] for source, _ in expected(tokenizers)]
     assert sorted(seen) == list(enumerate(wanted))
+
+
+def test_a_cached_fingerprint_is_that_of_its_target_tags(data, tokenizers, tmp_path):
+    fingerprints = set()
+    for target_tags in ((), (6,), (7,)):
+        first_ids = [((6,), target_tags)] * len(data.train)
+        filters, stores = data.filters, tmp_path / "stores"
+        store, _ = load_or_build_store(
+            data.train, tokenizers, filters, first_ids=first_ids, stores=stores
+        )
+        assert replace(store, known_fingerprint=None).fingerprint() == store.fingerprint()
+        fingerprints.add(store.fingerprint())
+    assert len(fingerprints) == 3
+    assert len(list((tmp_path / "stores").glob("*/index.json"))) == 1
 
 
 runs = st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(6, 15), max_size=3)), min_size=1)

@@ -86,6 +86,26 @@ def test_hostile_text_is_kept_or_refused(tmp_path_factory, content, kind):
         assert document.translated(document.segments) == content.encode()
 
 
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        (".html", "{} <b>you</b>"),
+        (".jsonl", '{{"text": "{}"}}'),
+        (".po", 'msgid "hello"\nmsgstr "{}"\n'),
+        (".srt", "1\n00:00:01,000 --> 00:00:02,000\n{}\n"),
+        (".xlf", "<xliff><segment><source>hello</source><target>{}</target></segment></xliff>"),
+    ],
+)
+def test_a_byte_order_mark_stays_and_is_no_text(tmp_path, kind, content):
+    path = tmp_path / f"a{kind}"
+    path.write_text(content.format("" if "hello" in content else "hello"), encoding="utf-8-sig")
+    document = read_document(path)
+    (segment,) = document.segments
+    assert segment.text.removesuffix(" you") == "hello"
+    written = document.translated([segment._replace(text=segment.text.replace("hello", "hallo"))])
+    assert written == content.format("hallo").encode("utf-8-sig")
+
+
 def test_segments_are_named_by_their_line(tmp_path):
     path = tmp_path / "film.srt"
     path.write_text(CASES[".srt"]["plain"], encoding="utf-8")

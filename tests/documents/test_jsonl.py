@@ -34,10 +34,3 @@ def test_half_of_a_surrogate_pair_is_refused(tmp_path):
     path.write_text('{"text": "\\ud83d\\ude00"}\n{"text": "a\\ud83d"}', encoding="utf-8")
     with pytest.raises(DataError, match="jsonl:2: has half of a surrogate pair"):
         read_document(path)
-
-
-def test_a_byte_order_mark_stays(tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"text": "a"}\n{"text": "b"}', encoding="utf-8-sig")
-    written = read_document(path).translated([Segment("c"), Segment("d")])
-    assert written == b'\xef\xbb\xbf{"text": "c"}\n{"text": "d"}'

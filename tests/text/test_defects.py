@@ -64,6 +64,8 @@ def test_foreign_words_are_in_another_script(text, language, expected):
         ("15万人", "150,000 people", ()),
         ("16 dogs", "Hunde", ("16",)),
         ("{0} dogs", "Hunde", ()),
+        ("9" * 5000, "Hunde", ("9" * 5000,)),
+        ("0" * 5000, "Hunde", ()),
     ],
 )
 def test_numbers_are_lost_with_their_digits(source, translation, expected):

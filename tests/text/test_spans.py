@@ -1,5 +1,6 @@
 """Spans that translations keep: what they are, and that a splice brings each back."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -28,6 +29,14 @@ WORDS = ["a", "dog", "you,", "know.", "我们", "<", "{", "%", "7", "</b>", "www
 )
 def test_spans_are_found_without_what_surrounds_them(line, expected):
     assert [span.text for span in find_spans(line)] == expected
+
+
+def test_the_time_is_linear_in_a_long_line():
+    # Quadratic time would be minutes.
+    for unit in ("a", "%0", "{0} 1 ", "."):
+        line = unit * 50_000
+        assert "".join(span.text for span in find_spans(line)) == re.sub("[a%. ]", "", line)
+    assert [span.text for span in find_spans("%" + "0" * 50_000)] == ["0" * 50_000]
 
 
 def test_a_regular_expression_takes_precedence():

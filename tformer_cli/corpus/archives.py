@@ -14,6 +14,9 @@ from tformer_cli.errors import DataError
 from tformer_cli.extras import package
 from tformer_cli.text.language import language_of_name
 
+# The first bytes of an Arrow file, which has its batches listed at the end; a stream has none.
+ARROW_MARK = b"ARROW1\0\0"
+
 
 def read_zip(text: PairsFile) -> Iterator[Record]:
     """Yield the records of a zip as of OPUS: two files, each with the ending of a language."""
@@ -48,10 +51,17 @@ def read_parquet(text: PairsFile) -> Iterator[Record]:
 
 
 def read_arrow(text: PairsFile) -> Iterator[Record]:
-    """Yield the records of an Arrow stream, such as a file of a saved Hugging Face dataset."""
+    """Yield the records of an Arrow file, or of a stream as Hugging Face datasets are saved."""
     pyarrow = package("pyarrow", "corpora")
     with _arrow_errors(text.pairs), pyarrow.memory_map(str(text.pairs)) as file:
-        yield from choose_fields(_rows(pyarrow.ipc.open_stream(file), text), text)
+        is_file = file.read(len(ARROW_MARK)) == ARROW_MARK
+        file.seek(0)
+        if is_file:
+            reader = pyarrow.ipc.open_file(file)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            batches = pyarrow.ipc.open_stream(file)
+        yield from choose_fields(_rows(batches, text), text)
 
 
 def _rows(

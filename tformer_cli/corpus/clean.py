@@ -213,6 +213,17 @@ def _read_verdicts(record: PartialFile) -> tuple[np.ndarray, int]:
     return is_kept, num_copies
 
 
+def _read_again(text: Bitext, num_pairs: int) -> Iterator[Row]:
+    """Yield the pairs of a text, and refuse one that has another number of them than before."""
+    number = 0
+    for number, pair in enumerate(read_texts([text]), start=1):
+        if number > num_pairs:
+            break
+        yield pair
+    if number != num_pairs:
+        raise text_changed(str(text.source_file))
+
+
 def _find_copies(
     text: Bitext,
     is_kept: np.ndarray,
@@ -223,7 +234,7 @@ def _find_copies(
     """Return the kinds of `find_duplicates` for the pairs that are kept."""
     if not filters.drops_copies:
         return np.full(int(is_kept.sum()), UNIQUE, dtype=np.uint8)
-    pairs = itertools.compress(read_texts([text]), is_kept)
+    pairs = itertools.compress(_read_again(text, len(is_kept)), is_kept)
     of_pairs = functools.partial(fingerprints, config=filters)
     parts = map_in_processes(of_pairs, chunks(pairs, JOB_PAIRS), num_processes)
     return find_duplicates(parts, int(is_kept.sum()), filters, directory)
@@ -243,11 +254,9 @@ def _write_sides(
     """
     num_pairs = num_copies = 0
     with open_atomic(sides.source) as sources, open_atomic(sides.target) as targets:
-        for pairs in chunks(read_texts([text]), JOB_PAIRS):
+        for pairs in chunks(_read_again(text, len(kinds)), JOB_PAIRS):
             rows = []
             for number, pair in enumerate(pairs, start=num_pairs + 1):
-                if number > len(kinds):
-                    raise text_changed(str(text.source_file))
                 if not is_kept[number - 1]:
                     continue
                 if kind := COPIES.get(int(kinds[number - 1])):

@@ -18,6 +18,7 @@ import numpy as np
 
 from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.corpus.held_out import normalized
+from tformer_cli.storage.atomic import storage_errors
 
 # Pairs sorted together to find duplicates: some dozens of MiB, whatever the corpus size.
 GROUP_PAIRS = 1 << 19
@@ -47,11 +48,15 @@ def find_duplicates(
     """Return (n,) whether each pair is UNIQUE, or a DUPLICATE of or SIMILAR to an earlier one.
 
     `parts` has the fingerprints of all pairs in order. They lie in temporary files in `directory`.
+
+    Raises:
+        StorageError: the system refuses to write there.
     """
     kinds = np.full(num_pairs, UNIQUE, dtype=np.uint8)
     if num_pairs == 0:
         return kinds
     with (
+        storage_errors(directory),
         tempfile.TemporaryFile(dir=directory) as digest_file,
         tempfile.TemporaryFile(dir=directory) as signature_file,
     ):

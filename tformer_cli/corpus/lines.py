@@ -23,7 +23,6 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 SPLIT_SIDES = "write source and target into two text files, one sentence a line"
-CONVERT_TO_UTF8 = "convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`"
 _ARCHIVES = {
     rb".{257}ustar": ("a tar archive", "unpack it with `tar -xf`"),
     rb"PK\x03\x04": ("a zip archive", "unpack it with `unzip`"),
@@ -116,7 +115,7 @@ def decoded_or_errors(stream: Iterable[bytes], name: str) -> Iterator[str | Data
     with read_errors(name):
         for number, line in enumerate(stream, start=1):
             if number == 1:
-                _reject_archive(line, name)
+                reject_archive(line, name)
                 if line == BYTE_ORDER_MARK:
                     return
                 line = line.removeprefix(BYTE_ORDER_MARK)
@@ -125,7 +124,7 @@ def decoded_or_errors(stream: Iterable[bytes], name: str) -> Iterator[str | Data
             try:
                 yield line.decode("utf-8")
             except UnicodeDecodeError as error:
-                yield _not_utf8(line, number, error.start, name)
+                yield not_utf8(line, number, error.start, name)
 
 
 def zip_lines(
@@ -168,7 +167,8 @@ def read_errors(name: str) -> Iterator[None]:
         raise DataError(name, what, got=str(error), remedy=remedy) from None
 
 
-def _reject_archive(first_bytes: bytes, name: str) -> None:
+def reject_archive(first_bytes: bytes, name: str) -> None:
+    """Refuse a file that begins as one that is compressed, or holds others."""
     for ending, compression in COMPRESSIONS.items():
         if re.match(compression.mark, first_bytes, re.DOTALL):
             remedy = f"let its name end in {ending}, or decompress it"
@@ -179,11 +179,12 @@ def _reject_archive(first_bytes: bytes, name: str) -> None:
             raise DataError(name, f"is {what}, not plain text", remedy=remedy)
 
 
-def _not_utf8(line: bytes, number: int, error_index: int, name: str) -> DataError:
+def not_utf8(line: bytes, number: int, error_index: int, name: str) -> DataError:
+    """Return the error of a line with a byte at which it is no more UTF-8."""
     if number == 1 and line.startswith(UTF_16_MARKS):
         remedy = "it begins like UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
     else:
-        remedy = CONVERT_TO_UTF8
+        remedy = "convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`"
     column = len(line[:error_index].decode("utf-8")) + 1
     got = f"byte 0x{line[error_index]:02x} at column {column}"
     return DataError(f"{name}:{number}", "not UTF-8", got=got, remedy=remedy)

@@ -101,6 +101,7 @@ class ExampleNoise:
     samplers: tuple[SubwordSampler, SubwordSampler] | None  # of source and target
     source_noise: SourceNoiseConfig | None
     vocabulary_size: int  # of the sources
+    num_languages: int  # tokens of languages that each source begins with
     max_length: int  # a drawn segmentation with more tokens is not taken
     seed: int  # of the training
 
@@ -117,7 +118,14 @@ class ExampleNoise:
             assert isinstance(target, SubwordTokenizer), "the configuration is checked"
             first = build_sampler(sampling, source)
             samplers = first, first if tokenizers.shared else build_sampler(sampling, target)
-        return cls(samplers, source_noise, source.size, config.data.max_length, config.seed)
+        return cls(
+            samplers,
+            source_noise,
+            vocabulary_size=source.size,
+            num_languages=int(config.data.language_marks == "tokens"),
+            max_length=config.data.max_length,
+            seed=config.seed,
+        )
 
     def apply(self, examples: Sequence[Example], epoch: int) -> list[Example]:
         """Return the examples as an epoch sees them."""
@@ -160,22 +168,28 @@ class ExampleNoise:
         draws = random_numbers(self.seed, "source noise", epoch, indices, NUM_NOISE_DRAWS * width)
         draws = draws.reshape(-1, width, NUM_NOISE_DRAWS).transpose(0, 2, 1)
         return [
-            with_noise(np.asarray(source), noise, numbers, self.vocabulary_size)
+            with_noise(np.asarray(source), noise, numbers, self.vocabulary_size, self.num_languages)
             for source, numbers in zip(sources, draws, strict=True)
         ]
 
 
 def with_noise(
-    source: np.ndarray, noise: SourceNoiseConfig, numbers: np.ndarray, vocabulary_size: int
+    source: np.ndarray,
+    noise: SourceNoiseConfig,
+    numbers: np.ndarray,
+    vocabulary_size: int,
+    num_languages: int = 0,
 ) -> np.ndarray:
     """Drop, swap and replace tokens of a source (Lample et al. 2018, section 2.3).
 
-    Tags at its beginning stay. Dropping leaves at least one token. A token moves by at most
-    `noise.swap` positions: those left are sorted by their position plus a number in
-    [0, noise.swap + 1). Ids are (n,), random numbers in [0, 1) are (4, at least n).
+    The `num_languages` tokens and the tags that it begins with stay. Dropping leaves at least one
+    token. A token moves by at most `noise.swap` positions: those left are sorted by their position
+    plus a number in [0, noise.swap + 1). Ids are (n,), random numbers in [0, 1) are (4, at least
+    n).
     """
-    is_tag = (source >= FIRST_TAG_ID) & (source < NUM_SPECIAL)
-    tags, tokens = source[is_tag], source[~is_tag]
+    is_mark = (source >= FIRST_TAG_ID) & (source < NUM_SPECIAL)
+    is_mark[:num_languages] = True
+    marks, tokens = source[is_mark], source[~is_mark]
     dropped, replaced, replacement, swap = numbers[:, : len(tokens)]
     kept = dropped >= noise.drop
     if len(tokens):
@@ -184,7 +198,7 @@ def with_noise(
         replaced < noise.replace, random_tokens(replacement, vocabulary_size), tokens
     )[kept]
     order = np.argsort(np.arange(len(tokens)) + swap[kept] * (noise.swap + 1), kind="stable")
-    return np.concatenate((tags, tokens[order]))
+    return np.concatenate((marks, tokens[order]))
 
 
 def random_tokens(numbers: np.ndarray, vocabulary_size: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from tformer_cli.config.schema.text import PairsFile, ParallelText, Text
 from tformer_cli.corpus.lines import SPLIT_SIDES, read_lines, without_compression, zip_lines
 from tformer_cli.corpus.records import description_of, read_records
 from tformer_cli.errors import DataError
-from tformer_cli.storage.atomic import file_checksum, parse_json, read_json, write_text
+from tformer_cli.storage.atomic import file_checksum, parse_json, read_json, write_json
 
 # Rows that show how a text is read.
 FIRST_ROWS = 3
@@ -110,8 +109,7 @@ def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
         if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
             updated[name] = [*state, checksum]
     if updated != cache:
-        # In ASCII, since file names need not be UTF-8.
-        write_text(cache_file, json.dumps(updated, indent=2) + "\n")
+        write_json(cache_file, updated)
     return checksums
 
 

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tformer_cli.config.schema.text import PairsFile
-from tformer_cli.corpus.archives import read_arrow, read_parquet, read_zip, zip_languages
+from tformer_cli.corpus.archives import (
+    ARROW_MARK,
+    read_arrow,
+    read_parquet,
+    read_zip,
+    zip_languages,
+)
 from tformer_cli.corpus.lines import BYTE_ORDER_MARK, open_decompressed
 from tformer_cli.corpus.markup import read_tmx, read_xliff, tmx_languages, xliff_languages
 from tformer_cli.corpus.tables import (
@@ -60,7 +66,7 @@ _ENDINGS = {
 _CONTENTS = {
     rb"PK\x03\x04": "zip",
     rb"PAR1": "Parquet",
-    rb"\xff\xff\xff\xff": "Arrow",
+    ARROW_MARK + rb"|\xff\xff\xff\xff": "Arrow",
     rb"\s*(<[?!][^>]*>\s*)*<tmx\b": "TMX",
     rb"\s*(<[?!][^>]*>\s*)*<(\w+:)?xliff\b": "XLIFF",
     rb'\s*\{\s*"': "JSON Lines",

@@ -298,7 +298,8 @@ def open_store(
             target_tags=PairTags.of_runs(kept, target_tags) if any(target_tags) else None,
         )
         if _file_checksums(directory, len(index["id_dtypes"])) == index["sha256"]:
-            name = " ".join(map(repr, (*weights, *tags) if any(tags) else weights))
+            marks = (*tags, *target_tags)
+            name = " ".join(map(repr, (*weights, *marks) if any(marks) else weights))
             if name not in index["fingerprints"]:
                 index["fingerprints"][name] = store.fingerprint()
                 _write_index(directory, index)

@@ -236,8 +236,7 @@ class StoreWriter:
 
     def write_store(self, directory: Path) -> None:
         """Merge the shards, without duplicates, into a store directory."""
-        with storage_errors(self.path):
-            kinds = self._find_duplicates()
+        kinds = self._find_duplicates()
         # If this fails, the shards are still there.
         with atomic_directory(directory) as temporary:
             reports = self._merge_shards(temporary, kinds)

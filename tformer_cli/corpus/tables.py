@@ -7,7 +7,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tformer_cli.config.schema.text import PairsFile
-from tformer_cli.corpus.lines import CONVERT_TO_UTF8, decoded_or_errors, open_decompressed
+from tformer_cli.corpus.lines import (
+    BYTE_ORDER_MARK,
+    decoded_or_errors,
+    not_utf8,
+    open_decompressed,
+    reject_archive,
+)
 from tformer_cli.errors import DataError
 from tformer_cli.storage.atomic import parse_json
 
@@ -17,7 +23,7 @@ Record = tuple[str, str] | DataError
 _Row = tuple[str, Sequence[str]]
 _Object = tuple[str, Mapping[str, object]]
 
-_QUOTED = re.compile(r'"[^"]*"')
+_QUOTED = re.compile(rb'"[^"]*"')
 _OBJECTS = "write an object a line, as `jq -c '.[]'` does of a list"
 # Characters of a line that a message shows.
 _SHOWN = 40
@@ -43,12 +49,14 @@ def tsv_rows(text: PairsFile) -> Iterator[_Row | DataError]:
 
 def csv_rows(text: PairsFile) -> Iterator[_Row | DataError]:
     """Yield where each record of a CSV file is, and its cells, or its error."""
+    name = str(text.pairs)
     with open_decompressed(text.pairs) as stream:
-        lines = (line.decode("utf-8", "surrogateescape") for line in stream)
-        first = next(lines, "").removeprefix("\ufeff")
-        delimiter = max(",;\t", key=_QUOTED.sub("", first).count)
-        every = _RecordLines(itertools.chain([first], lines))
-        yield from _csv_rows(every, delimiter, str(text.pairs))
+        first = next(stream, b"").removeprefix(BYTE_ORDER_MARK)
+        reject_archive(first, name)
+        raw = itertools.chain([first], stream)
+        lines = _RecordLines(line.decode("utf-8", "surrogateescape") for line in raw)
+        delimiter = max((b",", b";", b"\t"), key=_QUOTED.sub(b"", first).count)
+        yield from _csv_rows(lines, delimiter.decode(), name)
 
 
 def columns_in(rows: Iterable[_Row | DataError], text: PairsFile) -> str:
@@ -146,14 +154,21 @@ def _csv_rows(lines: _RecordLines, delimiter: str, name: str) -> Iterator[_Row |
             row = DataError(where, "is not CSV", got=str(error), remedy=remedy)
             # An open quote takes the lines of other records with it.
             num_lines = 1
-        number += num_lines
-        lines.end_record(num_lines)
         if isinstance(row, DataError):
             yield row
         elif any(map(_has_surrogate, row)):
-            yield DataError(where, "not UTF-8", remedy=CONVERT_TO_UTF8)
+            yield _not_utf8(lines.record, number, name)
         elif row:
             yield where, row
+        number += num_lines
+        lines.end_record(num_lines)
+
+
+def _not_utf8(record: Iterable[str], number: int, name: str) -> DataError:
+    """Return the error of a record whose lines, from some number on, are not all UTF-8."""
+    number, line = next(pair for pair in enumerate(record, number) if _has_surrogate(pair[1]))
+    valid = "".join(itertools.takewhile(lambda character: not _has_surrogate(character), line))
+    return not_utf8(line.encode("utf-8", "surrogateescape"), number, len(valid.encode()), name)
 
 
 def _columns(rows: Iterable[_Row | DataError], text: PairsFile) -> Iterator[Record]:

@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -81,7 +82,8 @@ class Document(NamedTuple):
         texts = {name: part.translated(rest) for name, part in self.parts.items()}
         if self.kind == DOCX:
             return write_parts(self.content, texts)
-        return texts[""].encode()
+        mark = BOM_UTF8 if self.content.startswith(BOM_UTF8) else b""
+        return mark + texts[""].encode()
 
 
 def is_document(path: Path) -> bool:
@@ -156,6 +158,6 @@ def _read(path: Path) -> bytes:
 
 def _decoded(content: bytes, name: str) -> str:
     try:
-        return content.decode()
+        return content.removeprefix(BOM_UTF8).decode()
     except UnicodeDecodeError:
         raise DataError(name, "must be UTF-8", remedy="convert the document") from None

@@ -18,10 +18,9 @@ def jsonl_entries(content: Content) -> Iterator[Entry]:
     Raises:
         DataError: a line is no object, or does not have the key exactly once, with text.
     """
-    text = content.text.removeprefix("\ufeff")
-    position = len(content.text) - len(text)
+    position = 0
     # Only a line feed ends a line: a string may contain U+2028 and its like.
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(content.text.split("\n"), start=1):
         if line.strip():
             where = f"{content.name}:{number}"
             try:

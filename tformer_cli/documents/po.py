@@ -52,9 +52,8 @@ def po_entries(content: Content) -> Iterator[Entry]:
 
 def _texts(content: Content) -> Iterator[_Text]:
     """Yield each keyword with its text, which may go over several lines."""
-    text = content.text.removeprefix("\ufeff")
-    keyword, parts, span, position = "", list[str](), (0, 0), len(content.text) - len(text)
-    for number, line in enumerate(text.split("\n"), start=1):
+    keyword, parts, span, position = "", list[str](), (0, 0), 0
+    for number, line in enumerate(content.text.split("\n"), start=1):
         match = _KEYWORD.match(line)
         if match:
             yield from [_Text(keyword, "".join(parts), span)] if keyword else []

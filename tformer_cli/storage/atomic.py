@@ -161,8 +161,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a JSON file atomically."""
-    write_text(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    """Write a JSON file in UTF-8 atomically; the names of files need not be UTF-8."""
+    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    with atomic_write(path) as temporary:
+        # A surrogate, which stands for another byte, is escaped as in JSON.
+        temporary.write_bytes(text.encode(errors="backslashreplace"))
 
 
 def read_json(file: Path) -> Any:

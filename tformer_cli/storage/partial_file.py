@@ -17,7 +17,7 @@ from tformer_cli.storage.atomic import (
     recover_interrupted_writes,
     storage_errors,
     sync,
-    write_text,
+    write_json,
 )
 from tformer_cli.storage.lock import lock_file
 
@@ -70,8 +70,7 @@ class PartialFile:
             "num_bytes": self._num_bytes,
             "sha256": self._digest.hexdigest(),
         }
-        # In ASCII, since file names need not be UTF-8.
-        write_text(self.record_file, json.dumps(record, indent=2) + "\n")
+        write_json(self.record_file, record)
 
     def _resume(self) -> None:
         damaged = DataError(str(self.path), "is not what was written", remedy=REMEDY)

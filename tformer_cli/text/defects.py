@@ -119,8 +119,14 @@ def lost_numbers(source: str, translation: str) -> tuple[str, ...]:
     return tuple(
         text
         for digits, text in expected.items()
-        if digits not in present and (has_others or int(_digits(text)) > MAX_WRITTEN_OUT)
+        if digits not in present and (has_others or not _is_written_out(text))
     )
+
+
+def _is_written_out(number: str) -> bool:
+    digits = _digits(number).lstrip("0")
+    # `int` refuses thousands of digits.
+    return len(digits) <= len(str(MAX_WRITTEN_OUT)) and int(digits or 0) <= MAX_WRITTEN_OUT
 
 
 def repeated_phrase(text: str, language: str) -> str:
@@ -196,9 +202,11 @@ def _script(letter: str) -> str:
 
 
 def _without_spans(text: str) -> str:
-    for span in reversed(find_spans(text)):
-        text = f"{text[: span.start]} {text[span.end :]}"
-    return text
+    parts, position = [], 0
+    for span in find_spans(text):
+        parts.append(text[position : span.start])
+        position = span.end
+    return " ".join([*parts, text[position:]])
 
 
 def _common_words(line: str, language: str) -> list[str]:

@@ -180,7 +180,9 @@ def unit_texts(
     A character of several tokens belongs to the last one.
     """
     if separator:
-        return tuple(separator.join(map(tokenizer.decode, segments)).split())
+        text = separator.join(map(tokenizer.decode, segments))
+        # The words of `word_indices`, in which whitespace beyond ASCII is a character as others.
+        return tuple(word.decode() for word in text.encode().split())
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     return tuple(decoder.decode(token) for ids in segments for token in tokenizer.to_bytes(ids))
 
@@ -188,8 +190,8 @@ def unit_texts(
 def text_spans(text: str, parts: Iterable[str]) -> list[tuple[int, int]]:
     """Return the characters (start, end) of consecutive parts in a text.
 
-    Letter case, width and whitespace, which a tokenizer may have changed, do not count. The span
-    of a part that is not found is empty.
+    Letter case, width, composition and whitespace, which a tokenizer may have changed, do not
+    count. The span of a part that is not found is empty.
     """
     characters = [(form, index) for index, one in enumerate(text) for form in _folded(one)]
     forms = "".join(form for form, _ in characters)
@@ -206,7 +208,8 @@ def text_spans(text: str, parts: Iterable[str]) -> list[tuple[int, int]]:
 
 
 def _folded(text: str) -> str:
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+    # Decomposed, since a text is folded character by character and a part as a whole.
+    return "".join(unicodedata.normalize("NFKD", text).casefold().split())
 
 
 def aligned_units(

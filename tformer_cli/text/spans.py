@@ -13,13 +13,14 @@ from tformer_cli.errors import UsageError
 PATTERNS: Mapping[str, re.Pattern[str]] = {
     "addresses": re.compile(
         r"(?:(?:https?|ftp)://|\bwww\.)[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%{}-]*[A-Za-z0-9_~/#&=%+}-]"
-        r"|[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
+        # Looking behind keeps the time linear in a long word.
+        r"|(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
     ),
     "placeholders": re.compile(
         # {name}, {0}, ${name}, {{ name }}
         r"\{\{\s*[\w.:|-]+\s*\}\}|\$?\{[\w.:!\[\]-]*\}"
         # %s, %1$s, %(n)d, %.2f
-        r"|(?<![\d%])%(?:\(\w+\))?(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[Lqjzt])?"
+        r"|(?<![\d%])%(?:\(\w+\))?(?:\d+\$)?[-+#0]*+\d*+(?:\.\d+)?(?:hh?|ll?|[Lqjzt])?"
         r"[diouxXeEfFgGcrsa@](?![A-Za-z])"
         # <b>, </b>, <a href="...">, <br/>
         r"|</?[A-Za-z][\w:-]*(?:\s[^<>]*)?/?>",
@@ -40,14 +41,13 @@ class Span(NamedTuple):
 def find_spans(line: str, patterns: Mapping[str, re.Pattern[str]] = PATTERNS) -> list[Span]:
     """Return the spans of a line in order; an earlier pattern takes precedence."""
     spans: list[Span] = []
+    is_covered = bytearray(len(line))
     for kind, pattern in patterns.items():
-        matches = [Span(*match.span(), kind, match[0]) for match in pattern.finditer(line)]
-        spans += [
-            span
-            for span in matches
-            if span.text
-            and not any(other.start < span.end and span.start < other.end for other in spans)
-        ]
+        for match in pattern.finditer(line):
+            start, end = match.span()
+            if start < end and not any(is_covered[start:end]):
+                is_covered[start:end] = b"\1" * (end - start)
+                spans.append(Span(start, end, kind, match[0]))
     return sorted(spans)
 
 
