@@ -36,8 +36,8 @@ from tformer_cli.search.engine import (
     by_score,
 )
 from tformer_cli.search.sample import GreedySearch, SampleSearch
-from tformer_cli.search.scoring import Aligner, ModelScorer
 from tformer_cli.search.stepper import ModelStepper
+from tformer_cli.search.teacher_forcing import Aligner, ModelScorer
 
 # Limits of what a core decodes together. Sentences: enough to fill its matrix products; the keys
 # and values of more sentences do not fit the cache that all processes share.

@@ -11,7 +11,7 @@ from tformer_cli.translate.options import MBR
 from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
 
 if TYPE_CHECKING:
-    from tformer_cli.search.scoring import Aligner
+    from tformer_cli.search.teacher_forcing import Aligner
 
 
 @dataclass(frozen=True)

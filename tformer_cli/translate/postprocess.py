@@ -19,7 +19,7 @@ from tformer_cli.text.segments import (
 from tformer_cli.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:
-    from tformer_cli.search.scoring import Aligner
+    from tformer_cli.search.teacher_forcing import Aligner
 
 # How a translation was found that replaces one with defects.
 Repair = Literal["n-best", "constraints", "no repetition", "splice"]
