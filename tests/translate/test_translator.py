@@ -1,6 +1,7 @@
 """Long lines, progress and numbers, over an engine that answers by a rule."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate import translator as translator_module
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.postprocess import best_combinations
-from tformer_cli.translate.preprocess import MAX_PIECES
+from tformer_cli.translate.preprocess import MAX_PIECES, InputLine
 from tformer_cli.translate.translator import Translator
 
 BEAM = BeamConfig(beam_size=3)
@@ -544,6 +545,29 @@ def test_more_translations_than_candidates_are_refused(translator):
     assert str(caught.value) == (
         "`count`: must be at most the 2 candidates of `mbr` (3); use `MBR(num_candidates=3)`"
     )
+
+
+class Unscored(Engine):
+    """As `Backwards`, by `decode` alone, and with scores only where they are asked for."""
+
+    scorer = None
+
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        on_done(len(job.requests))
+        found = [
+            [hypothesis(one.source, rank) for rank in range(job.nbest)] for one in job.requests
+        ]
+        score = {} if job.scored else {"score": math.nan}
+        return [[replace(part, **score) for part in hypotheses] for hypotheses in found]
+
+
+def test_a_window_without_lines_has_no_translations(translator):
+    """A process of torchrun has none where there are fewer lines than processes."""
+    translator.engine, counts = Unscored(), []
+    windows = [[], [InputLine("ab")]]
+    found = translator.translate_windows(windows, 1, has_phrases=False, on_done=counts.append)
+    assert [[line.translations[0].text for line in window] for window in found] == [[], ["ba"]]
+    assert sum(counts) == 1
 
 
 class Requested(Backwards):

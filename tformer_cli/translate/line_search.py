@@ -49,6 +49,9 @@ class LineSearch:
             on_draft: called with the index of a line and its translation so far.
         """
         pieces = list(itertools.chain.from_iterable(requests))
+        if not pieces:
+            # Under torchrun the last window may have fewer lines than there are processes.
+            return []
         hypotheses = self.engine.translate(
             pieces,
             search,
