@@ -570,6 +570,17 @@ def test_a_window_without_lines_has_no_translations(translator):
     assert sum(counts) == 1
 
 
+def test_several_translations_come_best_first_without_scores_too(translator):
+    translator.engine = Unscored()
+    lines = ["abc", "abc. abcdefg"]
+    found = [
+        [[best.text for best in line] for line in translator.nbest(lines, 3, scored=scored)]
+        for scored in (True, False)
+    ]
+    assert found[0][0] == ["cba", "ba", "a"]
+    assert found[0] == found[1]
+
+
 class Requested(Backwards):
     """Says what it was asked for."""
 

@@ -43,7 +43,7 @@ class LineSearch:
             num_hypotheses: of each piece, from which the translations are chosen.
             count: translations of a line at most.
             mbr: minimum-Bayes-risk decoding, if it chooses.
-            scored: whether to compute scores.
+            scored: whether to compute scores where a line has one translation.
             on_done: called with numbers of lines, which sum to that of all.
             on_warning: as for `Engine.translate`.
             on_draft: called with the index of a line and its translation so far.
@@ -56,7 +56,8 @@ class LineSearch:
             pieces,
             search,
             nbest=num_hypotheses,
-            scored=scored,
+            # Several translations of a line are ranked by their scores.
+            scored=scored or count > 1,
             on_done=_in_proportion(on_done, len(pieces), len(requests)),
             on_warning=on_warning,
             on_draft=self.postprocessor.draft_lines(requests, on_draft) if on_draft else None,
