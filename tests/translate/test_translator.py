@@ -430,6 +430,7 @@ def test_alignments_count_words_of_the_line_and_of_its_translation(translator):
     assert [best.text for best in found] == ["fe cba", "", "b a", ""]
     assert [best.alignments for best in found] == [((0, 1), (1, 0)), (), ((0, 1), (1, 0)), ()]
     assert found[0].source_tokens == tuple("abc ef")
+    assert found[0].source_words == ("abc", "ef")
 
 
 def test_alignments_of_pieces_are_those_of_the_joined_text(translator):
@@ -448,6 +449,19 @@ def test_a_word_that_is_cut_counts_once_among_the_words_of_its_line(translator):
     assert said(translator) == ["abcdef", "gab fg"]
     assert best.text == "fedcba gf bag"
     assert best.alignments == ((0, 0), (0, 2), (1, 1))
+    assert best.source_words == ("abcdefgab", "fg")
+    assert best.words == ("fedcba", "gf", "bag")
+
+
+@pytest.mark.parametrize(
+    ("line", "source_words"),
+    [("a XY b", ("a", "", "b")), ("aX b", ("a", "b")), ("X", ("",)), (" ", ())],
+)
+def test_a_word_of_unknown_characters_counts_and_has_no_text(translator, line, source_words):
+    translator.load_aligner = Mirror
+    ((best,),) = translator.nbest([line], 1, aligned=True)
+    assert best.source_words == source_words
+    assert {source for source, _ in best.alignments} == {*range(len(source_words))}
 
 
 def test_without_whitespace_alignments_count_tokens(translator):
@@ -457,6 +471,7 @@ def test_without_whitespace_alignments_count_tokens(translator):
     assert said(translator) == ["abc。", "de。"]
     assert best.text == "。cba。ed"
     assert best.alignments == ((0, 3), (1, 2), (2, 1), (3, 0), (4, 6), (5, 5), (6, 4))
+    assert best.source_words == tuple("abc。de。")
 
 
 @pytest.mark.parametrize(

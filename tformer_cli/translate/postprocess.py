@@ -153,18 +153,15 @@ class Postprocessor:
             start + link for start, piece in zip(starts, links, strict=False) for link in piece
         ]
         first_words = [piece.first_word for piece in pieces]
-        alignments = aligned_units(
-            positions,
-            unit_indices(source, sources, first_words, self.source_separator),
-            unit_indices(target, targets, first_word_indices(texts), self.separator),
-        )
-        tokens = tuple(source.tokens([token for ids in sources for token in ids]))
+        source_units = unit_indices(source, sources, first_words, self.source_separator)
+        units = unit_indices(target, targets, first_word_indices(texts), self.separator)
+        source_ids, ids = (list(itertools.chain.from_iterable(each)) for each in (sources, targets))
         return replace(
             translation,
-            source_tokens=tokens,
-            alignments=alignments,
-            source_words=unit_texts(source, sources, self.source_separator),
-            words=unit_texts(target, targets, self.separator),
+            source_tokens=tuple(source.tokens(source_ids)),
+            alignments=aligned_units(positions, source_units, units),
+            source_words=unit_texts(source, source_ids, source_units),
+            words=unit_texts(target, ids, units),
         )
 
 
