@@ -10,7 +10,7 @@ import torch
 from tformer_cli import Translator, api
 from tformer_cli.cli.eval import _tabbed_line
 from tformer_cli.errors import DataError, Problem
-from tformer_cli.search import scoring as scoring_room
+from tformer_cli.search import teacher_forcing
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
@@ -138,7 +138,7 @@ def test_json_holds_texts_tokens_and_no_infinity(toy_run, tformer, files):
 
 def test_company_changes_nothing(toy_run, tformer, files, monkeypatch):
     together = [float(score) for score in tformer("score", toy_run, *files).stdout.split()]
-    monkeypatch.setattr(scoring_room, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(teacher_forcing, "BATCH_TOKENS", 1)
     monkeypatch.setattr(score_module, "WINDOW_PAIRS", 3)
     alone = [float(score) for score in tformer("score", toy_run, *files).stdout.split()]
     assert alone == pytest.approx(together, abs=1e-4)

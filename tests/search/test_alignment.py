@@ -9,8 +9,8 @@ from search.test_engine import END, SPECIAL_TOKENS, START, V, native_engine, req
 from tformer_cli.model.build import build_model
 from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search import scoring as scoring_room
-from tformer_cli.search.scoring import Aligner
+from tformer_cli.search import teacher_forcing
+from tformer_cli.search.teacher_forcing import Aligner
 
 CPU = torch.device("cpu")
 SENTENCES = [
@@ -48,7 +48,7 @@ def test_maps_are_what_each_step_sees_whatever_the_batch(monkeypatch):
     }
     assert len(expected) < len(SENTENCES)
     for batch_tokens in (1, 20, 4096):
-        monkeypatch.setattr(scoring_room, "BATCH_TOKENS", batch_tokens)
+        monkeypatch.setattr(teacher_forcing, "BATCH_TOKENS", batch_tokens)
         found = dict(aligner(model).attention(SENTENCES))
         assert sorted(found) == sorted(expected)
         for number, maps in found.items():

@@ -16,7 +16,7 @@ from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import EMPTY, Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine, log_coverage
-from tformer_cli.search.scoring import Aligner
+from tformer_cli.search.teacher_forcing import Aligner
 from tformer_cli.search.workers import WorkersEngine
 
 V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)

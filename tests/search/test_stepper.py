@@ -27,8 +27,8 @@ from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import Job, Request, longest_first
 from tformer_cli.search.native_engine import NativeEngine, build_search
 from tformer_cli.search.sample import GreedySearch, SampleSearch
-from tformer_cli.search.scoring import padded_batches
 from tformer_cli.search.stepper import ModelStepper
+from tformer_cli.search.teacher_forcing import padded_batches
 from tformer_cli.search.workers import WorkersEngine
 
 MOST = 50

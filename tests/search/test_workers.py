@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import struct
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -166,6 +167,49 @@ def test_each_of_several_threads_has_its_own_answers():
         answers = threads.map(lambda call: workers.translate(asked(*call), SEARCHES[0]), calls)
         found = [[list(best.token_ids) for (best,) in answer] for answer in answers]
     assert found == calls
+
+
+class Watched:
+    """A lock that tells whether a thread waits for it."""
+
+    def __init__(self, lock):
+        self.lock = lock
+        self.is_awaited = threading.Event()
+
+    def __enter__(self):
+        if not self.lock.acquire(blocking=False):
+            self.is_awaited.set()
+            self.lock.acquire()
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+
+def test_processes_begin_when_no_other_thread_computes():
+    """A process that is forked meanwhile would wait for that thread, which it does not have."""
+    engine, inputs = native_engine(), requests(5)
+    engine.lock = lock = Watched(engine.lock)
+    workers = WorkersEngine(engine, 2)
+    is_computing = threading.Event()
+
+    def on_done(count: int) -> None:
+        if count:
+            is_computing.set()
+            assert lock.is_awaited.wait(30)
+
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(engine.translate, inputs, SEARCHES[0], on_done=on_done)
+        assert is_computing.wait(30)
+        answer = threads.submit(workers.translate, inputs, SEARCHES[0])
+        try:
+            expected = other.result()
+        finally:
+            if not lock.is_awaited.is_set():
+                for process in workers.processes:
+                    process.kill()
+    assert [best.token_ids for (best,) in answer.result()] == [
+        best.token_ids for (best,) in expected
+    ]
 
 
 class CutShort(Engine):

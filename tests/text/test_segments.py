@@ -210,7 +210,9 @@ def test_subwords_spell_the_text_that_they_decode_to(line):
     spelled = tokenizer.to_bytes(ids)
     assert b"".join(spelled).decode().removeprefix(" ") == tokenizer.decode(ids)
     words = tokenizer.decode(ids).encode().split()
-    assert {*word_indices(spelled)} - {None} == {*range(len(words))}
+    units = word_indices(spelled)
+    assert {*units} - {None} == {*range(len(words))}
+    assert unit_texts(tokenizer, ids, units) == tuple(word.decode().strip() for word in words)
 
 
 def test_pieces_count_on_and_without_separator_each_token_counts():

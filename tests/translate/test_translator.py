@@ -1,6 +1,7 @@
 """Long lines, progress and numbers, over an engine that answers by a rule."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate import translator as translator_module
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.postprocess import best_combinations
-from tformer_cli.translate.preprocess import MAX_PIECES
+from tformer_cli.translate.preprocess import MAX_PIECES, InputLine
 from tformer_cli.translate.translator import Translator
 
 BEAM = BeamConfig(beam_size=3)
@@ -429,6 +430,7 @@ def test_alignments_count_words_of_the_line_and_of_its_translation(translator):
     assert [best.text for best in found] == ["fe cba", "", "b a", ""]
     assert [best.alignments for best in found] == [((0, 1), (1, 0)), (), ((0, 1), (1, 0)), ()]
     assert found[0].source_tokens == tuple("abc ef")
+    assert found[0].source_words == ("abc", "ef")
 
 
 def test_alignments_of_pieces_are_those_of_the_joined_text(translator):
@@ -447,6 +449,19 @@ def test_a_word_that_is_cut_counts_once_among_the_words_of_its_line(translator):
     assert said(translator) == ["abcdef", "gab fg"]
     assert best.text == "fedcba gf bag"
     assert best.alignments == ((0, 0), (0, 2), (1, 1))
+    assert best.source_words == ("abcdefgab", "fg")
+    assert best.words == ("fedcba", "gf", "bag")
+
+
+@pytest.mark.parametrize(
+    ("line", "source_words"),
+    [("a XY b", ("a", "", "b")), ("aX b", ("a", "b")), ("X", ("",)), (" ", ())],
+)
+def test_a_word_of_unknown_characters_counts_and_has_no_text(translator, line, source_words):
+    translator.load_aligner = Mirror
+    ((best,),) = translator.nbest([line], 1, aligned=True)
+    assert best.source_words == source_words
+    assert {source for source, _ in best.alignments} == {*range(len(source_words))}
 
 
 def test_without_whitespace_alignments_count_tokens(translator):
@@ -456,6 +471,7 @@ def test_without_whitespace_alignments_count_tokens(translator):
     assert said(translator) == ["abc。", "de。"]
     assert best.text == "。cba。ed"
     assert best.alignments == ((0, 3), (1, 2), (2, 1), (3, 0), (4, 6), (5, 5), (6, 4))
+    assert best.source_words == tuple("abc。de。")
 
 
 @pytest.mark.parametrize(
@@ -544,6 +560,40 @@ def test_more_translations_than_candidates_are_refused(translator):
     assert str(caught.value) == (
         "`count`: must be at most the 2 candidates of `mbr` (3); use `MBR(num_candidates=3)`"
     )
+
+
+class Unscored(Engine):
+    """As `Backwards`, by `decode` alone, and with scores only where they are asked for."""
+
+    scorer = None
+
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        on_done(len(job.requests))
+        found = [
+            [hypothesis(one.source, rank) for rank in range(job.nbest)] for one in job.requests
+        ]
+        score = {} if job.scored else {"score": math.nan}
+        return [[replace(part, **score) for part in hypotheses] for hypotheses in found]
+
+
+def test_a_window_without_lines_has_no_translations(translator):
+    """A process of torchrun has none where there are fewer lines than processes."""
+    translator.engine, counts = Unscored(), []
+    windows = [[], [InputLine("ab")]]
+    found = translator.translate_windows(windows, 1, has_phrases=False, on_done=counts.append)
+    assert [[line.translations[0].text for line in window] for window in found] == [[], ["ba"]]
+    assert sum(counts) == 1
+
+
+def test_several_translations_come_best_first_without_scores_too(translator):
+    translator.engine = Unscored()
+    lines = ["abc", "abc. abcdefg"]
+    found = [
+        [[best.text for best in line] for line in translator.nbest(lines, 3, scored=scored)]
+        for scored in (True, False)
+    ]
+    assert found[0][0] == ["cba", "ba", "a"]
+    assert found[0] == found[1]
 
 
 class Requested(Backwards):

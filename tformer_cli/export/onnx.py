@@ -52,8 +52,8 @@ from tformer_cli.search.engine import (
 )
 from tformer_cli.search.logits_processors import suppress_tokens
 from tformer_cli.search.native_engine import build_search
-from tformer_cli.search.scoring import empty_source_log_probs
 from tformer_cli.search.stepper import Sentence, Stepper
+from tformer_cli.search.teacher_forcing import empty_source_log_probs
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers

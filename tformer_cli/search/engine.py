@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -97,9 +98,11 @@ class Engine(ABC):
     Attributes:
         scorer: scores by the same model.
         num_callers: threads whose calls it translates at the same time.
+        lock: what a thread holds while it computes, if threads take turns.
     """
 
     scorer: Scorer
+    lock: AbstractContextManager[object] = nullcontext()
     num_callers: ClassVar[int] = 1
 
     def translate(

@@ -36,8 +36,8 @@ from tformer_cli.search.engine import (
     by_score,
 )
 from tformer_cli.search.sample import GreedySearch, SampleSearch
-from tformer_cli.search.scoring import Aligner, ModelScorer
 from tformer_cli.search.stepper import ModelStepper
+from tformer_cli.search.teacher_forcing import Aligner, ModelScorer
 
 # Limits of what a core decodes together. Sentences: enough to fill its matrix products; the keys
 # and values of more sentences do not fit the cache that all processes share.
@@ -80,8 +80,9 @@ class NativeEngine(Engine):
         self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
-        self._lock = threading.Lock()
-        how = (self.models, special_tokens, device, precision, self._lock)
+        # Reentrant, so that a process that is forked while this thread holds it can take it too.
+        self.lock = threading.RLock()
+        how = (self.models, special_tokens, device, precision, self.lock)
         self.scorer = ModelScorer(*how)
         self.aligner = Aligner(*how)
         # An ensemble needs all logits.
@@ -91,7 +92,7 @@ class NativeEngine(Engine):
         self._has_warned = False
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
-        with self._lock, torch.inference_mode():
+        with self.lock, torch.inference_mode():
             return self._decode(job, on_done, on_warning)
 
     def _decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
@@ -182,6 +183,7 @@ class HypothesisCache(Engine):
     def __init__(self, engine: NativeEngine) -> None:
         self.engine = engine
         self.scorer = engine.scorer
+        self.lock = engine.lock
         self._stored: list[tuple[Job, list[list[Hypothesis]]]] = []
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:

@@ -90,15 +90,17 @@ class WorkersEngine(Engine):
         """Start workers until there are so many."""
         if len(self.processes) >= num_workers:
             return
-        # Garbage collection in a worker would write into all objects, and so copy their pages. The
-        # young generations only: to visit all objects takes longer than to start the workers.
-        gc.collect(1)
-        gc.freeze()
-        try:
-            while len(self.processes) < num_workers:
-                self._start_worker()
-        finally:
-            gc.unfreeze()
+        # A lock that another thread holds during a fork is never released in the worker.
+        with self.engine.lock:
+            # Garbage collection in a worker would write into all objects, and so copy their pages.
+            # The young generations only: to visit all objects takes longer than to start workers.
+            gc.collect(1)
+            gc.freeze()
+            try:
+                while len(self.processes) < num_workers:
+                    self._start_worker()
+            finally:
+                gc.unfreeze()
 
     def _start_worker(self) -> None:
         context = multiprocessing.get_context("fork")

@@ -4,11 +4,13 @@ import codecs
 import re
 import unicodedata
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tformer_cli.errors import DataError
 from tformer_cli.text.language import base_language
 from tformer_cli.text.tokenizer import Tokenizer
+from tformer_cli.text.vocabulary import NUM_SPECIAL
 
 # Quotation marks and brackets between a punctuation mark and the whitespace after it.
 _CLOSING = "[\"'”’“»›)\\]}」』）】》〉]*+"
@@ -173,18 +175,19 @@ def unit_indices(
 
 
 def unit_texts(
-    tokenizer: Tokenizer, segments: Sequence[Sequence[int]], separator: str
+    tokenizer: Tokenizer, ids: Sequence[int], units: Sequence[int | None]
 ) -> tuple[str, ...]:
-    """Return the text of each alignment unit of segments of ids; see `unit_indices`.
+    """Return the text of each alignment unit, by the unit of each token from `unit_indices`.
 
-    A character of several tokens belongs to the last one.
+    Unknown tokens have no text; a character of several units belongs to the last one.
     """
-    if separator:
-        text = separator.join(map(tokenizer.decode, segments))
-        # The words of `word_indices`, in which whitespace beyond ASCII is a character as others.
-        return tuple(word.decode() for word in text.encode().split())
+    contents: dict[int, bytes] = defaultdict(bytes)
+    for token, content, unit in zip(ids, tokenizer.to_bytes(ids), units, strict=True):
+        if unit is not None and token >= NUM_SPECIAL:
+            contents[unit] += content
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-    return tuple(decoder.decode(token) for ids in segments for token in tokenizer.to_bytes(ids))
+    num_units = max((unit for unit in units if unit is not None), default=-1) + 1
+    return tuple(decoder.decode(contents[unit]).strip() for unit in range(num_units))
 
 
 def text_spans(text: str, parts: Iterable[str]) -> list[tuple[int, int]]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from tformer_cli.model.network import Seq2Seq
     from tformer_cli.search.native_engine import NativeEngine
-    from tformer_cli.search.scoring import Aligner
+    from tformer_cli.search.teacher_forcing import Aligner
 
 # The command that writes an export, and how many lines it is checked by.
 EXPORT = "tformer export --format ctranslate2 --quantization {} --checkpoint {} --check-lines {}"

@@ -11,7 +11,7 @@ from tformer_cli.translate.options import MBR
 from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
 
 if TYPE_CHECKING:
-    from tformer_cli.search.scoring import Aligner
+    from tformer_cli.search.teacher_forcing import Aligner
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,21 @@ class LineSearch:
             num_hypotheses: of each piece, from which the translations are chosen.
             count: translations of a line at most.
             mbr: minimum-Bayes-risk decoding, if it chooses.
-            scored: whether to compute scores.
+            scored: whether to compute scores where a line has one translation.
             on_done: called with numbers of lines, which sum to that of all.
             on_warning: as for `Engine.translate`.
             on_draft: called with the index of a line and its translation so far.
         """
         pieces = list(itertools.chain.from_iterable(requests))
+        if not pieces:
+            # Under torchrun the last window may have fewer lines than there are processes.
+            return []
         hypotheses = self.engine.translate(
             pieces,
             search,
             nbest=num_hypotheses,
-            scored=scored,
+            # Several translations of a line are ranked by their scores.
+            scored=scored or count > 1,
             on_done=_in_proportion(on_done, len(pieces), len(requests)),
             on_warning=on_warning,
             on_draft=self.postprocessor.draft_lines(requests, on_draft) if on_draft else None,

@@ -152,7 +152,7 @@ class TranslateOptions(TypedDict, total=False):
         banned: words and phrases that no translation contains, as the target tokenizer spells them.
         terminology: terms whose translations are required where a line, or a piece of a long line,
             contains them; needs beam search.
-        scored: whether to compute scores; without it they may be NaN.
+        scored: whether to compute scores of single translations; without it they may be NaN.
         aligned: whether to compute word alignments.
         inspected: whether to find the `defects` of translations, and the `confidence` where the
             run is calibrated.

@@ -19,7 +19,7 @@ from tformer_cli.text.segments import (
 from tformer_cli.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:
-    from tformer_cli.search.scoring import Aligner
+    from tformer_cli.search.teacher_forcing import Aligner
 
 # How a translation was found that replaces one with defects.
 Repair = Literal["n-best", "constraints", "no repetition", "splice"]
@@ -153,18 +153,15 @@ class Postprocessor:
             start + link for start, piece in zip(starts, links, strict=False) for link in piece
         ]
         first_words = [piece.first_word for piece in pieces]
-        alignments = aligned_units(
-            positions,
-            unit_indices(source, sources, first_words, self.source_separator),
-            unit_indices(target, targets, first_word_indices(texts), self.separator),
-        )
-        tokens = tuple(source.tokens([token for ids in sources for token in ids]))
+        source_units = unit_indices(source, sources, first_words, self.source_separator)
+        units = unit_indices(target, targets, first_word_indices(texts), self.separator)
+        source_ids, ids = (list(itertools.chain.from_iterable(each)) for each in (sources, targets))
         return replace(
             translation,
-            source_tokens=tokens,
-            alignments=alignments,
-            source_words=unit_texts(source, sources, self.source_separator),
-            words=unit_texts(target, targets, self.separator),
+            source_tokens=tuple(source.tokens(source_ids)),
+            alignments=aligned_units(positions, source_units, units),
+            source_words=unit_texts(source, source_ids, source_units),
+            words=unit_texts(target, ids, units),
         )
 
 

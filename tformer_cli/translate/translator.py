@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from tformer_cli.model.network import Seq2Seq
-    from tformer_cli.search.scoring import Aligner
+    from tformer_cli.search.teacher_forcing import Aligner
     from tformer_cli.translate.score import ScoredPair
 
 # Lines sorted by length and translated together: enough for full batches, few enough for memory.

@@ -1,4 +1,4 @@
-"""Given targets: their log probabilities, and their alignment to the source.
+"""Teacher forcing: log probabilities of given targets, and their alignment to the source.
 
 Probabilities are those that a search sees: suppressed tokens are impossible, and EOS is as the
 first token. So the log probability of a finished hypothesis is the sum over its tokens here. The

@@ -14,10 +14,10 @@ from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import DeviceError
 from tformer_cli.kernels import softmax
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search import scoring as scoring_room
+from tformer_cli.search import teacher_forcing
 from tformer_cli.search.engine import Request
 from tformer_cli.search.native_engine import NativeEngine
-from tformer_cli.search.scoring import ModelScorer, halving_on_oom, length_batches
+from tformer_cli.search.teacher_forcing import ModelScorer, halving_on_oom, length_batches
 
 CPU = torch.device("cpu")
 PAIRS = [
@@ -145,8 +145,8 @@ def test_the_rest_of_the_batch_changes_nothing(pairs, batch_tokens, chunk_rows):
     inputs = [([*source, END] if source else [], target) for source, target in pairs]
     alone = [scorer.score([pair])[0] for pair in inputs]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scoring_room, "BATCH_TOKENS", batch_tokens)
-        patched.setattr(scoring_room, "CHUNK_ROWS", chunk_rows)
+        patched.setattr(teacher_forcing, "BATCH_TOKENS", batch_tokens)
+        patched.setattr(teacher_forcing, "CHUNK_ROWS", chunk_rows)
         counts: list[int] = []
         found = scorer.score(inputs, on_done=counts.append)
     assert sum(counts) == len(inputs)
@@ -163,10 +163,10 @@ def test_logits_are_held_in_chunks_and_batches_keep_to_their_budget(scorer, fact
     scorer.models[0].decoder.register_forward_hook(
         lambda _, inputs, out: shapes.append(out.shape[:2])
     )
-    monkeypatch.setattr(scoring_room, "CHUNK_ROWS", 4)
-    monkeypatch.setattr(scoring_room, "BATCH_TOKENS", 30)
+    monkeypatch.setattr(teacher_forcing, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(teacher_forcing, "BATCH_TOKENS", 30)
     # A GPU takes more at a time.
-    monkeypatch.setattr(scoring_room, "batch_size_factor", lambda device: factor)
+    monkeypatch.setattr(teacher_forcing, "batch_size_factor", lambda device: factor)
     scorer.score(PAIRS * 5)
     assert max(rows) == 4 * factor
     assert sum(rows) == 5 * sum(len(target) + 1 for _, target in PAIRS)
@@ -178,10 +178,10 @@ def test_logits_are_held_in_chunks_and_batches_keep_to_their_budget(scorer, fact
 def test_a_batch_waits_for_the_device_once(scorer, monkeypatch):
     # That of a CPU looks at its sums.
     monkeypatch.setattr(softmax, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
-    monkeypatch.setattr(scoring_room, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(teacher_forcing, "CHUNK_ROWS", 4)
     # The mask is on the host.
     monkeypatch.setattr(
-        scoring_room, "flat_positions", lambda mask: torch.from_numpy(np.flatnonzero(mask))
+        teacher_forcing, "flat_positions", lambda mask: torch.from_numpy(np.flatnonzero(mask))
     )
     with Transfers() as transfers:
         scorer.score(PAIRS)
