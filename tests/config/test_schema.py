@@ -157,7 +157,9 @@ def test_check_finds_nothing_wrong_with_the_defaults() -> None:
 def test_check_looks_into_lists_and_names() -> None:
     heavy = dataclasses.replace(DATA.train[0], weight=0.0)
     data = dataclasses.replace(DATA, train=(DATA.train[0], heavy))
-    assert list(check(data, "data")) == [Problem("data.train.1.weight", "must be above 0", "0.0")]
+    assert list(check(data, "data")) == [
+        Problem("data.train.1.weight", "must be at least 1e-06", "0.0")
+    ]
     optimizer = AdamWConfig(betas=(0.9, 1.0))
     assert list(check(optimizer)) == [Problem("betas.1", "must be below 1", "1.0")]
 
@@ -176,6 +178,15 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         (
             dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, train=())),
             Problem("data.train", "needs at least one pair of files", "an empty list"),
+        ),
+        (
+            dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, prefixes={})),
+            Problem(
+                "data.prefixes",
+                "needs a prefix for each target language",
+                "an empty mapping",
+                "leave it out",
+            ),
         ),
         (
             dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, test={"valid": TEXT})),

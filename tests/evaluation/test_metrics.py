@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 import sacrebleu
@@ -81,6 +82,23 @@ def test_mecab_splits_words(language, module, split, joined):
     assert metric.options == ("-tok", f"{language}-mecab")
     assert metric.scorer.tokenizer(joined) == split
     assert f"|tok:{language}-mecab-" in metric.score([joined], [joined]).signature
+
+
+@pytest.mark.parametrize("tokenizer", ["spm", "flores200"])
+def test_model_that_cannot_be_downloaded_is_named(tokenizer, monkeypatch, tmp_path):
+    def refuse(url, path):
+        raise URLError("no route to host")
+
+    spm = importlib.import_module("sacrebleu.tokenizers.tokenizer_spm")
+    monkeypatch.setattr(spm, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr(spm, "download_file", refuse)
+    with pytest.raises(ConfigError) as raised:
+        build_metric("bleu", EvaluationConfig(bleu=BleuConfig(tokenize=tokenizer)), "de")
+    assert str(raised.value) == (
+        "evaluation.bleu.tokenize: needs a model that sacrebleu cannot download "
+        f"({tokenizer}: <urlopen error no route to host>); connect to the internet, or choose "
+        "another tokenizer"
+    )
 
 
 @pytest.mark.parametrize("language", ["ja", "ko"])

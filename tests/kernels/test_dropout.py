@@ -14,6 +14,12 @@ def test_dropout_zeroes_its_share_and_keeps_the_expected_value():
     assert set(dropped.unique().tolist()) == {0.0, dropped.max().item()}
 
 
+def test_the_highest_share_keeps_finite_values():
+    dropped = dropout(torch.ones(SIZE), 1 - 1e-9)
+    assert dropped.isfinite().all()
+    assert (dropped != 0).sum() < SIZE / 1000
+
+
 def test_neighbouring_decisions_are_independent():
     kept = (dropout(torch.ones(SIZE), SHARE) != 0).double()
     for distance in (1, 2, 3, 4, 5):

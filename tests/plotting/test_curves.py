@@ -230,6 +230,18 @@ def test_training_and_validation_losses_are_both_unsmoothed(tmp_path):
     assert curves["valid_loss"] == [(10, 1.75)]
 
 
+@pytest.mark.parametrize("loss", ["null", "NaN", "Infinity"])
+def test_a_validation_without_a_loss_has_no_point_of_it(tmp_path, loss):
+    lines = [
+        '{"kind": "valid", "step": 1, "loss": 2.5, "bleu": 3.0}',
+        f'{{"kind": "valid", "step": 2, "loss": {loss}, "bleu": 0.0}}',
+    ]
+    run = RunDirectory(tmp_path)
+    run.metrics_file.write_text("\n".join(lines), encoding="utf-8")
+    curves = read_history(run, "step").curves
+    assert curves == {"valid_loss": [(1, 2.5)], "valid_bleu": [(1, 3.0), (2, 0.0)]}
+
+
 @pytest.mark.parametrize("kind", ["skip", "rollback", "memory"])
 def test_reports_of_other_kinds_are_passed_over(tmp_path, kind):
     plain = written(tmp_path / "plain", [training(10), training(20)])

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import math
 import signal
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.errors import Interrupted, UsageError
 from tformer_cli.evaluation.evaluate import Likelihood
+from tformer_cli.evaluation.metrics import Score
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.logging import TrainingLogger
@@ -51,6 +53,29 @@ def test_lines_that_are_no_reports_are_left_out(tmp_path, line):
     run.metrics_file.write_text(f"{REPORT}\n{line}\n{REPORT}\n", encoding="utf-8")
     TrainingLogger(run, TrainingConfig()).truncate(replace(before, step=3))
     assert run.metrics_file.read_text(encoding="utf-8") == f"{REPORT}\n" * 2
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_null(tmp_path, loss):
+    run = RunDirectory(tmp_path)
+    likelihood = Likelihood(loss, 0.0, 10)
+    scores = (Score("BLEU", 2.0, "", 12),)
+    directions = {
+        "a-b": Validation(likelihood, scores),
+        "b-a": Validation(Likelihood(1.0, 0.5, 10), scores),
+    }
+    validation = Validation(likelihood, scores, directions=directions)
+    TrainingLogger(run, TrainingConfig()).log_validation(3, validation, [], best=False)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    report = json.loads(run.metrics_file.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert report["loss"] is None
+    assert report["directions"] == {
+        "a-b": {"loss": None, "bleu": 2.0},
+        "b-a": {"loss": 1.0, "bleu": 2.0},
+    }
 
 
 def test_what_a_text_holds_moves_no_cursor(tmp_path, capsys):

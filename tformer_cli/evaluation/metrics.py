@@ -181,6 +181,11 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
 def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     try:
         return BLEU(tokenize=tokenize, lowercase=lowercase)
+    except OSError as error:
+        what = "needs a model that sacrebleu cannot download"
+        got = f"{tokenize}: {error}"
+        remedy = "connect to the internet, or choose another tokenizer"
+        raise ConfigError([Problem("evaluation.bleu.tokenize", what, got, remedy)]) from None
     except RuntimeError:
         if tokenize not in TOKENIZER_EXTRAS:
             raise

@@ -43,7 +43,8 @@ def dropout(hidden_states: Tensor, p: float) -> Tensor:
 class _CpuDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_states: Tensor, p: float) -> Tensor:
-        threshold = round(p * LEVELS)
+        # However high `p` is, one level is kept.
+        threshold = min(round(p * LEVELS), LEVELS - 1)
         numbers = torch.empty((hidden_states.numel() + 3) // 4, dtype=torch.int64)
         levels = numbers.random_(-(2**63), None).view(torch.int16)[: hidden_states.numel()]
         kept = levels >= threshold - LEVELS // 2

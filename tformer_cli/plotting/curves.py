@@ -131,7 +131,9 @@ def curve_values(report: Mapping[str, Any]) -> dict[str, float]:
         case "valid":
             # Masked encoders have no BLEU.
             bleu = {"valid_bleu": report["bleu"]} if "bleu" in report else {}
-            return {"valid_loss": report["loss"], **bleu}
+            values = {"valid_loss": report["loss"], **bleu}
+            # A model that has diverged has no loss.
+            return {name: y for name, y in values.items() if y is not None and math.isfinite(y)}
         case _:
             return {}
 

@@ -1,6 +1,7 @@
 """What a training reports: lines, train.log, metrics.jsonl, and its sinks."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -203,15 +204,15 @@ class TrainingLogger:
         numbers: dict[str, object] = {
             "kind": "valid",
             "step": step,
-            "loss": likelihood.loss,
-            "perplexity": likelihood.perplexity,
+            "loss": _finite_or_none(likelihood.loss),
+            "perplexity": _finite_or_none(likelihood.perplexity),
             "accuracy": likelihood.accuracy,
         }
         for score in validation.scores:
             numbers |= {score.name.lower(): score.score, "signature": score.signature}
         if validation.directions:
             numbers["directions"] = {
-                name: {"loss": each.likelihood.loss}
+                name: {"loss": _finite_or_none(each.likelihood.loss)}
                 | {score.name.lower(): score.score for score in each.scores}
                 for name, each in validation.directions.items()
             }
@@ -259,6 +260,11 @@ class TrainingLogger:
             metrics.write(json.dumps(numbers) + "\n")
         for sink in self._sinks:
             sink.add(numbers)
+
+
+def _finite_or_none(number: float) -> float | None:
+    """Return a number, or None for what JSON lacks: the loss of a model that has diverged."""
+    return number if math.isfinite(number) else None
 
 
 def _escaped(text: str) -> str:

@@ -302,6 +302,9 @@ class DataConfig:
             yield Problem(
                 "sampling", what, ", ".join(map(" -> ".join, self.directions)), "leave it out"
             )
+        if self.prefixes is not None and not self.prefixes:
+            what = "needs a prefix for each target language"
+            yield Problem("prefixes", what, "an empty mapping", "leave it out")
         choices = ", ".join(self.targets)
         for key, text in self.texts().items():
             target = self.direction_of(text)[1]

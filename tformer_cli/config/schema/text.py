@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, PositiveFloat
+from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, Bounds
 from tformer_cli.errors import Problem
 
 OnError = Literal["stop", "skip"]
@@ -140,7 +140,8 @@ class Weighted:
 
     __slots__ = ()
 
-    weight: PositiveFloat = 1.0
+    # Far smaller ones leave epochs without a line, and far larger ones do not fit into memory.
+    weight: Annotated[float, Bounds(ge=1e-6, le=1e6)] = 1.0
     """Repetitions of each line per epoch; 2.5 is two or three, sampled for each epoch."""
 
 
