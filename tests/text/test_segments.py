@@ -224,22 +224,6 @@ def test_pieces_count_on_and_without_separator_each_token_counts():
     assert unit_indices(characters, pieces, [0, 0, 2], "") == [*range(7)]
 
 
-@given(st.lists(st.text("ab \t\u00a0\u2028\x1c", max_size=5), max_size=4))
-def test_each_unit_has_its_text(lines):
-    characters = learned_characters(["ab \t\u00a0\u2028\x1c"])
-    pieces = [characters.encode(line) for line in lines]
-    first_words = first_word_indices([f"{characters.decode(ids)} " for ids in pieces])
-    indices = unit_indices(characters, pieces, first_words, " ")
-    spelled: dict[int, bytes] = {}
-    tokens = [i for ids in pieces for i in ids]
-    for index, text in zip(indices, characters.to_bytes(tokens), strict=True):
-        if index is not None:
-            spelled[index] = spelled.get(index, b"") + text
-    assert unit_texts(characters, pieces, " ") == tuple(
-        spelled[index].decode() for index in sorted(spelled)
-    )
-
-
 @given(st.lists(st.text("ab \t\u00a0é", min_size=1, max_size=4), max_size=8))
 def test_a_piece_begins_in_the_word_of_its_first_letter(pieces):
     for index, (piece, number) in enumerate(zip(pieces, first_word_indices(pieces), strict=True)):
