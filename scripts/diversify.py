@@ -18,7 +18,7 @@ import typer
 
 from tformer_cli import synthesize, train
 from tformer_cli.cli.entry import (
-    extend,
+    extend_bar,
     new_app,
     run,
     suggest,
@@ -135,7 +135,7 @@ def translated(
             real=real,
             device=device,
             log=tell_stderr,
-            on_start=partial(extend, bar),
+            on_start=partial(extend_bar, bar),
             on_done=bar.update,
             on_warning=warn,
         )

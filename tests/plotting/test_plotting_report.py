@@ -85,7 +85,7 @@ def test_lists_texts_and_words_are_bounded():
     (plain,) = content["lists"]
     assert (plain["total"], len(plain["lines"])) == (300, report.MAX_LISTED)
     for _, cut in plain["lines"]:
-        assert len(cut) == report.MAX_WORDS
+        assert len(cut) == report.MAX_LISTED_WORDS
         assert {len(word) for word in cut} == {report.MAX_TEXT}
     assert {sentence["source"] for sentence in content["sentences"]} == {"x" * 999 + "…"}
     assert content["num_sentences"] == len(content["sentences"]) == 300

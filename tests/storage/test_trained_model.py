@@ -34,7 +34,7 @@ from tformer_cli.storage.trained_model import (
     find_model,
     load_ensemble,
     load_trained_network,
-    model_settings,
+    settings_of_model,
 )
 from tformer_cli.text.tokenizer import build_tokenizers
 
@@ -168,13 +168,13 @@ def test_a_section_that_replaces_null_is_a_change(run, tmp_path):
     )
     for then, now in ((plain, scaled), (scaled, plain)):
         with pytest.raises(CheckpointError, match=r"model\.positions\.scaling"):
-            check_settings(model_settings(then), now, run.config_file)
-        check_settings(model_settings(then), then, run.config_file)
+            check_settings(settings_of_model(then), now, run.config_file)
+        check_settings(settings_of_model(then), then, run.config_file)
 
 
 def test_a_key_that_a_program_does_not_know_is_not_compared(run):
     config = load_config(run.config_file)
-    known = model_settings(config)
+    known = settings_of_model(config)
     del known["model.qk_norm"]
     check_settings(known | {"model.of_tomorrow": "1"}, config, run.config_file)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tformer_cli.corpus.clean import Cleaning
 
 # Characters of a line that are shown of an example.
-MAX_SHOWN_CHARACTERS = 100
+MAX_EXAMPLE_CHARACTERS = 100
 
 
 def clean(
@@ -114,7 +114,7 @@ def _print(result: "Cleaning", as_json: bool) -> None:
         tell(f"{reason}: {count / result.report.seen:.2%}")
         for row in result.examples[reason]:
             for side in ("source", "target"):
-                tell(f"  {row['line']}: {row[side][:MAX_SHOWN_CHARACTERS]}")
+                tell(f"  {row['line']}: {row[side][:MAX_EXAMPLE_CHARACTERS]}")
     kept = result.report.kept
     tell(f"{result.record}: line, reason, source and target of each pair dropped")
     tell(f"{files['source']}, {files['target']}: {kept:,} pair{'' if kept == 1 else 's'}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tformer_cli.cli.entry import (
-    extend,
+    extend_bar,
     refuse_torchrun,
     table,
     tell,
@@ -117,7 +117,7 @@ def compare(
             device=device,
             workers=workers,
             log=tell_stderr,
-            on_start=partial(extend, bar),
+            on_start=partial(extend_bar, bar),
             on_done=bar.update,
             on_warning=warn,
         )

@@ -337,13 +337,13 @@ def _print_above_bars(text: str) -> None:
         typer.echo(text, err=True)
 
 
-def extend(bar: "tqdm[NoReturn]", count: int) -> None:
+def extend_bar(bar: "tqdm[NoReturn]", count: int) -> None:
     """Add to what a progress bar counts up to."""
     bar.total = (bar.total or 0) + count
     bar.refresh()
 
 
-def begin(bar: "tqdm[NoReturn]", num_done: int, total: int) -> None:
+def begin_bar(bar: "tqdm[NoReturn]", num_done: int, total: int) -> None:
     """Let a progress bar begin behind what is done already."""
     bar.reset(total)
     bar.initial = bar.n = num_done

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tformer_cli.cli.entry import (
-    extend,
+    extend_bar,
     refuse_torchrun,
     relative,
     suggest,
@@ -123,7 +123,7 @@ def evaluate(
             device=device,
             precision=precision,
             workers=workers,
-            on_start=partial(extend, bar),
+            on_start=partial(extend_bar, bar),
             on_done=bar.update,
             on_warning=warn,
         )
@@ -210,7 +210,7 @@ def score(
             checkpoint=checkpoint,
             device=device,
             precision=precision,
-            on_start=partial(extend, bar),
+            on_start=partial(extend_bar, bar),
             on_done=bar.update,
             on_warning=warn,
         )

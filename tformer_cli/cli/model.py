@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tformer_cli.model.inspection.summary import ModuleSummary
 
 NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
+NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm"}
 NORM_POSITIONS = {
     "pre": "pre-norm",
     "post": "post-norm",
@@ -38,7 +38,7 @@ NORM_POSITIONS = {
 # Prefixes by base.
 UNITS = {1000: ("", "k", "M", "G", "T", "P", "E"), 1024: ("B", "KiB", "MiB", "GiB", "TiB")}
 
-Row = Sequence[str]
+TableRow = Sequence[str]
 
 
 def model(
@@ -146,7 +146,7 @@ def _labels(config: ModelConfig, source: int, target: int) -> dict[str, str]:
     return dict(zip(("source_token", "target_token", "sentence"), labels, strict=True))
 
 
-def _facts(config: Config, vocabulary: int) -> Iterator[Row]:
+def _facts(config: Config, vocabulary: int) -> Iterator[TableRow]:
     """Yield the settings that determine the shape of a network."""
     model = config.model
     yield "model", model.kind
@@ -159,7 +159,7 @@ def _facts(config: Config, vocabulary: int) -> Iterator[Row]:
     yield "width", f"{model.dim:,}"
     yield "attention", ", ".join(_attention(model))
     yield "feed-forward", f"{model.feedforward_dim:,}, {model.activation}"
-    yield "norms", f"{NORMS[model.norm]} {NORM_POSITIONS[model.norm_position]}"
+    yield "norms", f"{NORM_NAMES[model.norm]} {NORM_POSITIONS[model.norm_position]}"
     yield "positions", model.positions.kind
     yield "vocabulary", ", ".join(_vocabulary(config, vocabulary))
 
@@ -184,7 +184,7 @@ def _attention(config: ModelConfig) -> Iterator[str]:
         yield f"sliding window of {config.sliding_window}"
 
 
-def _tree_rows(module: "ModuleSummary", indent: str = "") -> Iterator[Row]:
+def _tree_rows(module: "ModuleSummary", indent: str = "") -> Iterator[TableRow]:
     """Yield a row for each module; identical ones share a row."""
     for part in module.children:
         times = f"{part.count} x " if part.count > 1 else ""
@@ -198,7 +198,7 @@ def _tree_rows(module: "ModuleSummary", indent: str = "") -> Iterator[Row]:
         yield from _tree_rows(part, f"{indent}  ")
 
 
-def _parameter_rows(parameters: dict[str, int]) -> Iterator[Row]:
+def _parameter_rows(parameters: dict[str, int]) -> Iterator[TableRow]:
     total = sum(parameters.values())
     yield "parameters", "", ""
     for name, count in parameters.items():
@@ -216,7 +216,9 @@ def _shared(modules: "ModuleSummary") -> Iterator[str]:
         yield f"  counted once: {' = '.join(names)}"
 
 
-def _flops_rows(flops: Mapping[str, Mapping[str, float]], labels: dict[str, str]) -> Iterator[Row]:
+def _flops_rows(
+    flops: Mapping[str, Mapping[str, float]], labels: dict[str, str]
+) -> Iterator[TableRow]:
     yield "FLOPs", "forward", "training step"
     for name, label in labels.items():
         yield f"  {label}", *(_short(numbers[name], 1000) for numbers in flops.values())
@@ -227,7 +229,7 @@ def _bytes(count: int) -> dict[str, int]:
     return {name: size * count for name, size in NUMBER_BYTES.items()}
 
 
-def _memory_rows(numbers: dict[str, int]) -> Iterator[Row]:
+def _memory_rows(numbers: dict[str, int]) -> Iterator[TableRow]:
     yield "memory", *NUMBER_BYTES
     for name, count in numbers.items():
         kind, _, token = name.partition("_")

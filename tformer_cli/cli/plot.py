@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import extend, refuse_torchrun, tell, tell_stderr, warn
+from tformer_cli.cli.entry import extend_bar, refuse_torchrun, tell, tell_stderr, warn
 from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -185,7 +185,7 @@ def report(
             device=device,
             workers=workers,
             log=tell_stderr,
-            on_start=partial(extend, bar),
+            on_start=partial(extend_bar, bar),
             on_done=bar.update,
             on_warning=warn,
         )

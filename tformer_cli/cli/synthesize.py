@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tformer_cli.cli.entry import (
-    extend,
+    extend_bar,
     is_main_process,
     tell,
     tell_stderr,
@@ -115,7 +115,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 backend=backend,
                 workers=workers,
                 log=tell_stderr,
-                on_start=partial(extend, bar),
+                on_start=partial(extend_bar, bar),
                 on_done=bar.update,
                 on_warning=warn,
             )

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.choices import LongLines, Quantization
-from tformer_cli.cli.entry import begin, is_main_process, tell_stderr, warn
+from tformer_cli.cli.entry import begin_bar, is_main_process, tell_stderr, warn
 from tformer_cli.cli.line_formats import (
     DefectTally,
     alignments_line,
@@ -281,7 +281,7 @@ def translate(
             outputs,
             field=field,
             count=nbest,
-            on_start=partial(begin, bar),
+            on_start=partial(begin_bar, bar),
             **options,
         )
     if report is not None and as_json:

@@ -9,7 +9,7 @@ import typer
 
 from tformer_cli.choices import TuningMetric
 from tformer_cli.cli.entry import (
-    extend,
+    extend_bar,
     refuse_torchrun,
     relative,
     suggest,
@@ -168,7 +168,7 @@ def calibrate(
             device=device,
             workers=workers,
             log=tell_stderr,
-            on_start=partial(extend, bar),
+            on_start=partial(extend_bar, bar),
             on_done=bar.update,
             on_warning=warn,
         )

@@ -44,7 +44,7 @@ _Key = tuple[str | None, str | None]
 
 # The part of a split that a pair belongs to. The first three are written.
 TRAIN, VALID, TEST, SET_ASIDE = range(4)
-PARTS = ("train", "valid", "test")
+SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ def split_text(
     """
     source, target = languages
     endings = languages if source != target else (f"source.{source}", f"target.{target}")
-    names = {part: tuple(f"{part}.{ending}" for ending in endings) for part in PARTS}
+    names = {part: tuple(f"{part}.{ending}" for ending in endings) for part in SPLITS}
     origin: dict[str, object] = {
         "files": sorted(itertools.chain.from_iterable(names.values())),
         **{side: _file_state(file) for side, file in text.files.items()},
@@ -114,7 +114,7 @@ def split_text(
             part: ParallelText(source=output / source, target=output / target)
             for part, (source, target) in names.items()
         },
-        num_pairs=dict(zip(PARTS, num_pairs, strict=True)),
+        num_pairs=dict(zip(SPLITS, num_pairs, strict=True)),
         num_in_training={"valid": 0, "test": 0},
         num_set_aside=num_set_aside,
         num_characters=len(characters),
@@ -268,7 +268,7 @@ def _write_parts(
     """Write the pairs of part p to the files names[p]."""
     pairs = counted(read_texts([text]), on_done)
     with contextlib.ExitStack() as stack:
-        writers: list[list[TextIO]] = [[] for _ in (*PARTS, SET_ASIDE)]
+        writers: list[list[TextIO]] = [[] for _ in (*SPLITS, SET_ASIDE)]
         for part, sides in enumerate(names):
             for name in sides:
                 file = (directory / name).open("w", encoding="utf-8", newline="\n")

@@ -20,7 +20,7 @@ from tformer_cli.storage.atomic import file_checksum, read_json, write_json
 STORE_VERSION = 2
 OFFSET_DTYPE = "<i8"
 # Files of ids and of offsets. The targets of monolingual text are its sources: no target files.
-SIDES = ("source.ids", "source.offsets"), ("target.ids", "target.offsets")
+SIDE_FILES = ("source.ids", "source.offsets"), ("target.ids", "target.offsets")
 
 # Pairs or tokens processed together, so that memory does not grow with the corpus.
 SLICE = 1 << 16
@@ -286,7 +286,7 @@ def open_store(
         reports = [FilterReport(**counts) for counts in index["texts"]]
         sides = [
             (_memory_map(directory / ids, dtype), _memory_map(directory / offsets, OFFSET_DTYPE))
-            for (ids, offsets), dtype in zip(SIDES, index["id_dtypes"], strict=False)
+            for (ids, offsets), dtype in zip(SIDE_FILES, index["id_dtypes"], strict=False)
         ]
         kept = [report.kept for report in reports]
         weights = weights_of(kept)
@@ -338,7 +338,7 @@ def id_dtype(vocabulary_size: int) -> str:
 
 
 def _file_checksums(directory: Path, num_sides: int) -> dict[str, str]:
-    names = itertools.chain.from_iterable(SIDES[:num_sides])
+    names = itertools.chain.from_iterable(SIDE_FILES[:num_sides])
     return {name: file_checksum(directory / name) for name in names}
 
 

@@ -28,7 +28,7 @@ from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, reading_checksums, 
 from tformer_cli.corpus.shards import Rows, encode_shard, encode_sides, id_dtypes, read_shard
 from tformer_cli.corpus.store import (
     OFFSET_DTYPE,
-    SIDES,
+    SIDE_FILES,
     STORE_VERSION,
     PairTags,
     TokenStore,
@@ -52,7 +52,7 @@ from tformer_cli.text.vocabulary import tag_ids
 
 SHARD_LINES = 1 << 13
 # Below this size of all texts, starting processes takes longer than encoding.
-SMALL_BYTES = 16 << 20
+SMALL_TEXT_BYTES = 16 << 20
 
 # The number of a text, and a shard of it.
 ShardJob = tuple[int, Path, Rows]
@@ -275,7 +275,7 @@ class StoreWriter:
         with contextlib.ExitStack() as stack:
             files = [
                 [stack.enter_context((directory / name).open("wb")) for name in names]
-                for names in SIDES[: self._num_sides]
+                for names in SIDE_FILES[: self._num_sides]
             ]
             for _, offsets_file in files:
                 offsets_file.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
@@ -322,7 +322,7 @@ def _key(
 
 def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
     num_bytes = sum(file.stat().st_size for text in texts for file in text.files.values())
-    return 1 if num_bytes < SMALL_BYTES else num_cores()
+    return 1 if num_bytes < SMALL_TEXT_BYTES else num_cores()
 
 
 def _encode_job(

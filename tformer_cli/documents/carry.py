@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from tformer_cli.documents.segment import Segment, Span, Tag
+from tformer_cli.documents.segment import Offsets, Segment, Tag
 
 
 class Alignment(NamedTuple):
     """The words of a text and of its translation, in their order, and which of them are aligned."""
 
-    source: Sequence[Span]
-    target: Sequence[Span]
+    source: Sequence[Offsets]
+    target: Sequence[Offsets]
     links: Collection[tuple[int, int]]  # (source word, target word)
 
 
@@ -69,7 +69,7 @@ class _Carrier:
             self._taken[tag.parent].update(self._target_words(*span))
         self.placed.append(tag._replace(start=span[0], end=span[1]))
 
-    def _span(self, tag: Tag, parent: Tag, outer: Tag) -> Span | None:
+    def _span(self, tag: Tag, parent: Tag, outer: Tag) -> Offsets | None:
         """Return the characters that a tag is put around, if there are any."""
         text = self.segment.text
         if not (text[parent.start : tag.start] + text[tag.end : parent.end]).strip():
@@ -125,11 +125,11 @@ class _Carrier:
         return self.target[before][0]
 
 
-def _bounds(spans: Sequence[Span]) -> tuple[list[int], list[int]]:
+def _bounds(spans: Sequence[Offsets]) -> tuple[list[int], list[int]]:
     return [start for start, _ in spans], [end for _, end in spans]
 
 
-def _trimmed(text: str, start: int, end: int, first: str, last: str) -> Span:
+def _trimmed(text: str, start: int, end: int, first: str, last: str) -> Offsets:
     """Return a span without punctuation at an end where the source begins, or ends, with a word."""
     inner = [character.isalnum() for character in text[start:end]]
     if not any(inner):

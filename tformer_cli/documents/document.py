@@ -18,7 +18,7 @@ from tformer_cli.errors import DataError, UsageError
 
 DOCX = ".docx"
 # The segments of a kind of file, by its extension.
-FORMATS: dict[str, Callable[[Content], Iterator[Entry]]] = {
+READERS: dict[str, Callable[[Content], Iterator[Entry]]] = {
     DOCX: docx_entries,
     ".htm": html_entries,
     ".html": html_entries,
@@ -31,7 +31,7 @@ FORMATS: dict[str, Callable[[Content], Iterator[Entry]]] = {
 }
 
 
-class Part(NamedTuple):
+class DocumentPart(NamedTuple):
     """A text, and its segments that have letters, in their order."""
 
     content: Content
@@ -64,7 +64,7 @@ class Document(NamedTuple):
 
     kind: str  # its extension
     content: bytes
-    parts: Mapping[str, Part]  # by their names in an archive
+    parts: Mapping[str, DocumentPart]  # by their names in an archive
 
     @property
     def segments(self) -> list[Segment]:
@@ -88,12 +88,12 @@ class Document(NamedTuple):
 
 def is_document(path: Path) -> bool:
     """Whether the extension is that of a document, also before `.gz`."""
-    return _extension(path) in FORMATS
+    return _extension(path) in READERS
 
 
 def check_same_kind(path: Path, output: Path) -> None:
     """Raise a UsageError if an output has not the extension of a document."""
-    if FORMATS.get(_extension(output)) != FORMATS.get(_extension(path)):
+    if READERS.get(_extension(output)) != READERS.get(_extension(path)):
         what = "must be of the same kind as the document"
         raise UsageError("`output`", what, got=str(output), remedy=f"use {_extension(path)}")
 
@@ -118,8 +118,8 @@ def read_document(
         DataError: the file cannot be read as that kind.
     """
     kind = _extension(path)
-    if kind not in FORMATS:
-        remedy = f"use one of {', '.join(FORMATS)}"
+    if kind not in READERS:
+        remedy = f"use one of {', '.join(READERS)}"
         raise UsageError(str(path), "is not a document", remedy=remedy)
     if field is not None and kind != ".jsonl":
         raise UsageError("`field`", "has no effect on this document", got=str(path))
@@ -135,8 +135,8 @@ def read_document(
             target_language,
             unit=PARAGRAPH_END if kind == DOCX else "\n",
         )
-        entries = (entry for entry in FORMATS[kind](content) if _has_letter(entry.segment.text))
-        parts[part] = Part(content, tuple(entries))
+        entries = (entry for entry in READERS[kind](content) if _has_letter(entry.segment.text))
+        parts[part] = DocumentPart(content, tuple(entries))
     return Document(kind, data, parts)
 
 

@@ -14,7 +14,7 @@ from tformer_cli.documents.xml import Element, escaped, parse, text_tokens
 from tformer_cli.errors import DataError
 
 # Parts of the file that have text of the document, and the maximum size of one, in bytes.
-PARTS = re.compile(r"word/(?:document\d*|header\d*|footer\d*|footnotes|endnotes)\.xml")
+TEXT_PARTS = re.compile(r"word/(?:document\d*|header\d*|footer\d*|footnotes|endnotes)\.xml")
 MAX_PART_SIZE = 1 << 28
 # What may be around the runs of a paragraph.
 _CONTAINERS = {
@@ -53,7 +53,7 @@ def read_parts(content: bytes, name: str) -> dict[str, str]:
                     what = f"must be at most {MAX_PART_SIZE >> 20} MiB large"
                     raise DataError(f"{name}/{info.filename}", what, got=f"{info.file_size:,}")
                 part = archive.read(info)
-                if PARTS.fullmatch(info.filename):
+                if TEXT_PARTS.fullmatch(info.filename):
                     parts[info.filename] = part.decode()
         return parts
     except UnicodeDecodeError:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from tformer_cli.documents.segment import Content, Entry, Segment, Span
+from tformer_cli.documents.segment import Content, Entry, Offsets, Segment
 from tformer_cli.errors import DataError
 
 _DECODER = json.JSONDecoder()
@@ -42,7 +42,7 @@ def _encode(segment: Segment) -> str:
     return json.dumps(segment.text, ensure_ascii=False)
 
 
-def _string_spans(line: str, field: str) -> list[Span]:
+def _string_spans(line: str, field: str) -> list[Offsets]:
     """Return the spans of the strings under a key of a valid object; nested ones are others."""
     spans = []
     position = _skip(line, 0)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from tformer_cli.documents.segment import Content, Entry, Segment, Span
+from tformer_cli.documents.segment import Content, Entry, Offsets, Segment
 from tformer_cli.errors import DataError
 
 _STRING = re.compile(r'[ \t]*"((?:[^"\\\n]|\\.)*)"[ \t]*\r?')
@@ -25,7 +25,7 @@ _ESCAPED = str.maketrans(
 class _Text(NamedTuple):
     keyword: str
     text: str
-    span: Span  # of its strings
+    span: Offsets  # of its strings
 
 
 def po_entries(content: Content) -> Iterator[Entry]:

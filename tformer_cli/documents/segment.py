@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-Span = tuple[int, int]
+Offsets = tuple[int, int]
 
 
 class Token(NamedTuple):
@@ -96,8 +96,8 @@ class Segment(NamedTuple):
 class Entry(NamedTuple):
     """A segment, the span of the text that it is read from, and the one that is replaced."""
 
-    source: Span
-    target: Span
+    source: Offsets
+    target: Offsets
     segment: Segment
     encode: Callable[[Segment], str]  # what replaces the target
 

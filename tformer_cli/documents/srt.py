@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from tformer_cli.documents.segment import Content, Entry, Segment, Span, Token
+from tformer_cli.documents.segment import Content, Entry, Offsets, Segment, Token
 
 # More than these would be captions without punctuation, not a sentence.
 MAX_CUES_OF_SENTENCE = 4
@@ -25,7 +25,7 @@ def srt_entries(content: Content) -> Iterator[Entry]:
     begins with a lowercase letter, and the cue before it that ends no sentence, are one segment, in
     which the header is inline markup. What is before the first cue stays as it is.
     """
-    spans, num_joined, before = list[Span](), 1, ""
+    spans, num_joined, before = list[Offsets](), 1, ""
     for start, end in _cue_spans(content.text):
         cue = content.text[start:end]
         if num_joined < MAX_CUES_OF_SENTENCE and _continues(before, cue):
@@ -39,7 +39,7 @@ def srt_entries(content: Content) -> Iterator[Entry]:
         yield Entry(span, span, Segment.of(_tokens(content.text[slice(*span)])), _encode)
 
 
-def _cue_spans(text: str) -> Iterator[Span]:
+def _cue_spans(text: str) -> Iterator[Offsets]:
     headers = list(re.finditer(rf"^{_HEADER}", text, re.MULTILINE))
     ends = [header.start() for header in headers[1:]] + [len(text)]
     for header, end in zip(headers, ends, strict=False):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from xml.sax.saxutils import quoteattr
 
-from tformer_cli.documents.segment import Content, Entry, Segment, Span, Token
+from tformer_cli.documents.segment import Content, Entry, Offsets, Segment, Token
 from tformer_cli.documents.xml import Element, encode_markup, parse, text_tokens
 
 # Inline elements around text, and those that begin and end what others are around.
@@ -89,7 +89,7 @@ def _empty(content: Content, source: Element, target: Element) -> Iterator[Entry
         yield _entry(content, source, (target.content_start, target.content_end), "", "")
 
 
-def _entry(content: Content, source: Element, target: Span, opening: str, closing: str) -> Entry:
+def _entry(content: Content, source: Element, target: Offsets, opening: str, closing: str) -> Entry:
     segment = Segment.of(_tokens(content.text, source))
     span = source.content_start, source.content_end
     return Entry(span, target, segment, partial(_encode, opening, closing))

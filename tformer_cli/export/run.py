@@ -34,7 +34,7 @@ from tformer_cli.storage.atomic import check_absent, new_directory, write_text
 from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import EXPORT_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
+from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, settings_of_model
 
 FORMATS: dict[FormatName, type[Format]] = {
     "argos": ArgosFormat,
@@ -233,7 +233,7 @@ def write_run(trained: TrainedModel, run: RunDirectory) -> None:
         data_fingerprint=fingerprint,
         tokenizer_fingerprint=fingerprint,
         max_source_sentences=trained.max_source_sentences,
-        settings=model_settings(trained.config),
+        settings=settings_of_model(trained.config),
     )
     # An optimizer before its first step has no state.
     optimizer = torch.optim.SGD(trained.model.parameters())

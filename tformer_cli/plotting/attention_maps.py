@@ -9,7 +9,7 @@ from tformer_cli.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-Part = Literal["encoder", "decoder", "cross"]
+MapKind = Literal["encoder", "decoder", "cross"]
 TableKind = Literal["vectors", "turns", "bias"]
 
 
@@ -17,7 +17,7 @@ TableKind = Literal["vectors", "turns", "bias"]
 class PartMaps:
     """Attention weights of one kind of attention, for each layer and head."""
 
-    part: Part
+    part: MapKind
     rows: tuple[str, ...]  # query tokens: those read, in cross-attention those written
     columns: tuple[str, ...]  # key tokens
     layers: tuple[int, ...]  # numbers from 1

@@ -16,7 +16,7 @@ from tformer_cli.storage.atomic import write_text
 # of a curve, bytes of sentences.
 MAX_TEXT = 1_000
 MAX_LISTED = 100
-MAX_WORDS = 12
+MAX_LISTED_WORDS = 12
 MAX_POINTS = 500
 MAX_BYTES = 22_000_000
 
@@ -105,7 +105,7 @@ class Page:
             {
                 **each._asdict(),
                 "lines": [
-                    (line, [*map(shorten, words[:MAX_WORDS])])
+                    (line, [*map(shorten, words[:MAX_LISTED_WORDS])])
                     for line, words in each.lines[:MAX_LISTED]
                 ],
                 "total": len(each.lines),

@@ -56,7 +56,7 @@ def queue_lines(queues: Sequence[TranslationQueue]) -> Iterator[str]:
     ):
         yield from head(f"tformer_{name}", kind, text)
         for queue, value in zip(queues, values, strict=True):
-            yield f'tformer_{name}{{model="{label(queue.model.name)}"}} {value}'
+            yield f'tformer_{name}{{model="{label_value(queue.model.name)}"}} {value}'
 
 
 def head(name: str, kind: str, text: str) -> Iterator[str]:
@@ -65,7 +65,7 @@ def head(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
-def label(text: str) -> str:
+def label_value(text: str) -> str:
     """Return the value of a label with the escapes of the format."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 

@@ -21,7 +21,7 @@ MAX_SETTINGS = 32
 MAX_TERM = 200
 # Phrases that are banned, or required in a text, each of which takes time in every step; and tags.
 MAX_PHRASES = 100
-MAX_TAGS = 32
+MAX_REQUEST_TAGS = 32
 
 
 def texts_of(schema: Schema, **limits: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def request_schema(limits: Limits) -> dict[str, Any]:
         ),
         "tag": (
             "Tags of the training text that each source begins with.",
-            texts_of(word, maxItems=MAX_TAGS),
+            texts_of(word, maxItems=MAX_REQUEST_TAGS),
         ),
         "ban": (
             "Words and phrases that no translation contains.",

@@ -32,7 +32,7 @@ NOTES_KEY = "tformer"
 RESTORE_CONFIG = "restore the config.yaml that the run was trained with"
 ANOTHER_CHECKPOINT = "use another checkpoint"
 # What every format has.
-REQUIRED = {
+REQUIRED_KEYS = {
     *("step", "data_position", "best_step", "best_score"),
     *("num_tokens", "seconds", "data_fingerprint", "environment"),
 }
@@ -147,7 +147,7 @@ def load_progress(directory: Path) -> TrainingProgress:
         version = content.get("format_version", 0)
         if _is_count(version) and version > STATE_VERSION:
             raise NewerFormatError.of(str(file), version, STATE_VERSION)
-        if absent := REQUIRED - content.keys():
+        if absent := REQUIRED_KEYS - content.keys():
             raise ValueError(f"no {min(absent)}")
         for name, value in content.items():
             if name in _VALID and not _VALID[name](value):

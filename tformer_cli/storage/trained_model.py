@@ -266,7 +266,7 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
     return [first, *others]
 
 
-def model_settings(config: Config) -> dict[str, str]:
+def settings_of_model(config: Config) -> dict[str, str]:
     """Return the settings of the network and of its tokenizers, by key path."""
     return {
         key: str(value)
@@ -280,7 +280,7 @@ def check_settings(saved: Mapping[str, str], config: Config, file: Path) -> None
 
     A key that only one of the two versions knows is not compared.
     """
-    now = model_settings(config)
+    now = settings_of_model(config)
     then = current_settings(saved)
     for key in (*now, *(key for key in then if key.split(".")[0] in SECTIONS)):
         old, new = _setting(key, then), _setting(key, now)
@@ -298,7 +298,7 @@ def check_tokenizers(saved: str, tokenizers: Tokenizers, folder: Path) -> None:
 
 def notes_of(trained: TrainedModel) -> dict[str, str]:
     """Return the notes that tie weights to the config and the tokenizers beside them."""
-    notes = {TOKENIZERS_NOTE: trained.tokenizers.fingerprint, **model_settings(trained.config)}
+    notes = {TOKENIZERS_NOTE: trained.tokenizers.fingerprint, **settings_of_model(trained.config)}
     if trained.max_source_sentences is not None:
         notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
     return notes

@@ -9,7 +9,7 @@ from typing import NamedTuple, Unpack
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.documents.carry import Alignment, carry_tags
 from tformer_cli.documents.document import Document, check_same_kind, read_document
-from tformer_cli.documents.segment import Segment, Span
+from tformer_cli.documents.segment import Offsets, Segment
 from tformer_cli.errors import Problem
 from tformer_cli.search.engine import OnWarning
 from tformer_cli.storage.atomic import open_atomic
@@ -21,7 +21,7 @@ from tformer_cli.translate.translator import WINDOW_LINES, Translator
 
 # Spans that stay as they are, by the kind of document, whatever the options say. A program breaks
 # where it formats a message that lacks a placeholder.
-KEPT: dict[str, tuple[str, ...]] = {".po": ("placeholders",)}
+KEPT_BY_ENDING: dict[str, tuple[str, ...]] = {".po": ("placeholders",)}
 
 
 class DocumentReport(NamedTuple):
@@ -72,7 +72,7 @@ def translate_document(
     sentences = [sentence_spans(segment.text) for segment in document.segments]
     num_sentences = sum(map(len, sentences))
     on_start(num_sentences)
-    options["keep"] = (*KEPT.get(document.kind, ()), *options.get("keep", ()))
+    options["keep"] = (*KEPT_BY_ENDING.get(document.kind, ()), *options.get("keep", ()))
     lost = list[Problem]()
     # The output is opened first: what cannot be written is not translated.
     with open_atomic(output) as file:
@@ -88,7 +88,7 @@ def translate_document(
 def _translate(
     translator: Translator,
     document: Document,
-    sentences: Sequence[Sequence[Span]],
+    sentences: Sequence[Sequence[Offsets]],
     lost: list[Problem],
     options: TranslateOptions,
 ) -> list[Segment]:
@@ -114,7 +114,7 @@ def _translate(
     return translated
 
 
-def sentence_spans(text: str) -> list[Span]:
+def sentence_spans(text: str) -> list[Offsets]:
     """Return the characters of each sentence of a text, none of which goes over a line."""
     spans = []
     for line in re.finditer(r"[^\n]+", text):
@@ -127,7 +127,7 @@ def sentence_spans(text: str) -> list[Span]:
 
 
 def joined(
-    text: str, spans: Sequence[Span], translations: Sequence[Translation], separator: str
+    text: str, spans: Sequence[Offsets], translations: Sequence[Translation], separator: str
 ) -> tuple[str, Alignment]:
     """Return the translation of a text of several sentences, and the alignment of its words.
 
@@ -135,7 +135,7 @@ def joined(
     of the target language between them.
     """
     result, position = "", 0
-    source, target = list[Span](), list[Span]()
+    source, target = list[Offsets](), list[Offsets]()
     links = list[tuple[int, int]]()
     for (start, end), translation in zip(spans, translations, strict=True):
         gap = text[position:start]
@@ -151,7 +151,7 @@ def joined(
 
 def _aligned_words(
     sentence: str, translation: Translation
-) -> tuple[list[Span], list[Span], Sequence[tuple[int, int]]]:
+) -> tuple[list[Offsets], list[Offsets], Sequence[tuple[int, int]]]:
     """Return the words of a sentence and of its translation, and their pairs.
 
     Without alignments, words at the same share of the sentence are pairs.
@@ -167,7 +167,7 @@ def _aligned_words(
     return source, target, translation.alignments
 
 
-def _spans(text: str, words: Sequence[str]) -> list[Span]:
+def _spans(text: str, words: Sequence[str]) -> list[Offsets]:
     """Return the characters of each word; none, behind the word before, if it is not found."""
     spans = [(0, 0)]
     for start, end in text_spans(text, words):

@@ -48,7 +48,7 @@ class InputLine(NamedTuple):
     where: str | None = None  # for messages; None for its number
 
 
-def zip_lines(
+def input_lines(
     lines: Iterable[str],
     prefixes: Iterable[str] | None = None,
     required: Iterable[Sequence[str]] | None = None,

@@ -15,7 +15,7 @@ from tformer_cli.model.inspection.attention_recorder import (
     position_tables,
 )
 from tformer_cli.model.network import Network, Seq2Seq
-from tformer_cli.plotting.attention_maps import AttentionMaps, Part, PartMaps, PositionTable
+from tformer_cli.plotting.attention_maps import AttentionMaps, MapKind, PartMaps, PositionTable
 from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
@@ -102,12 +102,12 @@ def _record(
     return attention_maps(network, source, torch.ones_like(source, dtype=torch.bool), target)
 
 
-def _part_maps(part: Part, layers: Sequence[LayerMaps], tokens: Sequence[str]) -> PartMaps:
+def _part_maps(part: MapKind, layers: Sequence[LayerMaps], tokens: Sequence[str]) -> PartMaps:
     return _maps(part, [layer.self_attention for layer in layers], tokens, tokens)
 
 
 def _maps(
-    part: Part, layers: Sequence[Tensor], rows: Sequence[str], columns: Sequence[str]
+    part: MapKind, layers: Sequence[Tensor], rows: Sequence[str], columns: Sequence[str]
 ) -> PartMaps:
     weights = torch.cat(list(layers))  # a batch of one for each layer: (layers, H, T, S)
     layer_numbers, heads = (tuple(range(1, count + 1)) for count in weights.shape[:2])

@@ -35,7 +35,7 @@ from tformer_cli.translate.options import (
     retry_search,
 )
 from tformer_cli.translate.postprocess import Postprocessor, Translation
-from tformer_cli.translate.preprocess import InputLine, Preprocessor, common_tags, zip_lines
+from tformer_cli.translate.preprocess import InputLine, Preprocessor, common_tags, input_lines
 
 if TYPE_CHECKING:
     import torch
@@ -284,7 +284,7 @@ class Translator:
             banned=options.get("banned"),
             keep=options.get("keep"),
         )
-        windows = chunks(zip_lines(lines, prefixes, required), WINDOW_LINES)
+        windows = chunks(input_lines(lines, prefixes, required), WINDOW_LINES)
         has_phrases = required is not None
         own = self if to is None else self.into(to)
         for window in own.translate_windows(windows, count, has_phrases=has_phrases, **options):

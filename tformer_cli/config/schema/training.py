@@ -208,7 +208,7 @@ class TagsFirstConfig:
 
 
 # Of a network; `stream` is the stack of a decoder_only one.
-Part = Literal["embeddings", "encoder", "decoder", "stream", "output"]
+ModelPart = Literal["embeddings", "encoder", "decoder", "stream", "output"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,7 +273,7 @@ class TrainingConfig:
     init_from: Annotated[Path | None, Former("initialize_from")] = None
     """Run folder whose tokenizers and latest weights initialize the training (fine-tuning); an
     encoder_decoder may be initialized from a masked_encoder."""
-    freeze: tuple[Part, ...] = ()
+    freeze: tuple[ModelPart, ...] = ()
     """Parts of the network whose weights stay as they are: a stack without its embeddings, the
     embeddings of all stacks, or the output projection; one tied to embeddings belongs to them."""
     tags_first: TagsFirstConfig | None = None

@@ -82,12 +82,12 @@ def _rename_former(module: nn.Module, state_dict: dict[str, Any], prefix: str, *
                 state_dict[f"{prefix}{current}.{kind}"] = state_dict.pop(name)
 
 
-PLAIN: Mapping[str, Activation] = {
+PLAIN_ACTIVATIONS: Mapping[str, Activation] = {
     "relu": torch.relu,
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-GATED: Mapping[str, Activation] = {
+GATED_ACTIVATIONS: Mapping[str, Activation] = {
     "swiglu": functional.silu,
     "geglu": functional.gelu,
     "geglu_tanh": partial(functional.gelu, approximate="tanh"),
@@ -98,7 +98,7 @@ def build_feedforward(config: TransformerConfig) -> FeedForward | GatedFeedForwa
     """Return the feed-forward block of a layer."""
     dropout = config.own_dropout(config.feedforward_dropout)
     sizes = config.dim, config.feedforward_dim
-    if config.activation in GATED:
-        activation = GATED[config.activation]
+    if config.activation in GATED_ACTIVATIONS:
+        activation = GATED_ACTIVATIONS[config.activation]
         return GatedFeedForward(*sizes, activation, dropout, bias=config.bias)
-    return FeedForward(*sizes, PLAIN[config.activation], dropout, bias=config.bias)
+    return FeedForward(*sizes, PLAIN_ACTIVATIONS[config.activation], dropout, bias=config.bias)
