@@ -54,7 +54,7 @@ def export(
         str, typer.Option("--license", help="License of the weights, for the model card.")
     ] = "unknown",
     checkpoint: CheckpointOption = "best",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a trained model for another program, and check that both translate alike.
 

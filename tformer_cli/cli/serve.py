@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from tformer_cli.choices import Quantization
 from tformer_cli.cli.entry import refuse_torchrun, tell_stderr
 from tformer_cli.cli.options import (
     BackendOption,
@@ -13,6 +12,7 @@ from tformer_cli.cli.options import (
     DeviceOption,
     FromOption,
     PrecisionOption,
+    QuantizationOption,
     ToOption,
     chosen_run,
 )
@@ -71,10 +71,7 @@ def serve(
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
     backend: BackendOption = "auto",
-    quantization: Annotated[
-        Quantization | None,
-        typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
-    ] = None,
+    quantization: QuantizationOption = None,
 ) -> None:
     """Serve runs over HTTP: translations by an API of its own, and by that of LibreTranslate.
 
