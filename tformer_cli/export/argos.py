@@ -101,7 +101,7 @@ class ArgosFormat(CTranslate2Format):
         temporary = tempfile.TemporaryDirectory()
         _extract(package_file(trained, folder), Path(temporary.name))
         config = trained.config.model
-        engine = CTranslate2Engine.load(
+        engine = CTranslate2Engine(
             Path(temporary.name), config, trained.tokenizers, self.quantization
         )
         weakref.finalize(engine, temporary.cleanup)

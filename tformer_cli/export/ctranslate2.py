@@ -121,7 +121,7 @@ class CTranslate2Format(Format):
 
     def engine(self, trained: TrainedModel, folder: Path) -> CTranslate2Engine:
         config = trained.config.model
-        return CTranslate2Engine.load(folder, config, trained.tokenizers, self.quantization)
+        return CTranslate2Engine(folder, config, trained.tokenizers, self.quantization)
 
     def example(self, trained: TrainedModel, line: str) -> str:
         tokenizers, languages = trained.tokenizers, example_languages(trained.config.data)
