@@ -22,7 +22,7 @@ from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
 from tformer_cli.export.ctranslate2_weights import read_ctranslate2
 from tformer_cli.export.format import filled, no_language_tokens, sentencepiece_models
-from tformer_cli.export.marian_settings import SETTINGS_FILE, json_object
+from tformer_cli.export.settings import SETTINGS_FILE, json_object
 from tformer_cli.storage.atomic import storage_errors, write_json
 from tformer_cli.storage.run_directory import EXPORT_FILE
 from tformer_cli.storage.trained_model import TrainedModel

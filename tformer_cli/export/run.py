@@ -25,9 +25,9 @@ from tformer_cli.export.m2m_settings import ARCHITECTURES as M2M_TYPES
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_npz import MarianNpzFormat, read_marian_npz
 from tformer_cli.export.marian_npz_settings import DECODER_FILE
-from tformer_cli.export.marian_settings import SETTINGS_FILE, json_object
 from tformer_cli.export.onnx import OnnxFormat
 from tformer_cli.export.plain import PlainFormat, read_plain_folder
+from tformer_cli.export.settings import SETTINGS_FILE, json_object
 from tformer_cli.export.t5 import MODEL_TYPES as T5_TYPES
 from tformer_cli.export.t5 import T5Format, read_t5
 from tformer_cli.storage.atomic import check_absent, new_directory, write_text
