@@ -1,5 +1,6 @@
 """`tformer serve`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -94,15 +95,10 @@ def serve(
 
     from tformer_cli.serve.server import serve as serve_runs
     from tformer_cli.serve.service import Limits
+    from tformer_cli.translate.translator import Translator
 
-    serve_runs(
-        directories,
-        host=host,
-        port=port,
-        hosts=hosts or (),
-        origins=origins or (),
-        api_keys=api_keys,
-        limits=Limits(max_body, max_characters, max_texts, max_candidates, max_waiting, timeout),
+    load = partial(
+        Translator.load,
         to=to,
         source_language=source_language,
         checkpoint=checkpoint,
@@ -110,5 +106,17 @@ def serve(
         precision=precision,
         backend=backend,
         quantization=quantization,
+        log=tell_stderr,
+    )
+    serve_runs(
+        directories,
+        load,
+        checkpoint,
+        host=host,
+        port=port,
+        hosts=hosts or (),
+        origins=origins or (),
+        api_keys=api_keys,
+        limits=Limits(max_body, max_characters, max_texts, max_candidates, max_waiting, timeout),
         log=tell_stderr,
     )
