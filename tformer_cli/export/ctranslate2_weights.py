@@ -97,16 +97,15 @@ class Reader:
             factor /= factors[1]
         if self.config.tie_embeddings in ("inputs", "all"):
             weights[SOURCE] = weights[TARGET]
-        last = "norm" if self.config.norm_position == "pre" else self._last_norm()
+        last = f"layers.{self.config.num_decoder_layers - 1}.feedforward_norm"
+        if self.config.norm_position == "pre":
+            last = "norm"
         for name in (f"decoder.{last}.weight", f"decoder.{last}.bias"):
             if name in weights:
                 weights[name] = _times(weights[name], factor)
         if BIAS in self.shapes:
             weights[BIAS] = self._output_bias(ids[1])
         return weights
-
-    def _last_norm(self) -> str:
-        return f"layers.{self.config.num_decoder_layers - 1}.feedforward_norm"
 
     def _alpha(self, stack: Stack) -> float:
         return stack.deep_norm.alpha if self.config.norm_position == "deep" else 1.0
@@ -125,16 +124,19 @@ class Reader:
             rows = self.shapes[f"{side}.embeddings.positions.weight"]
             table = self._tensor(f"{side}/{POSITIONS}")[: rows[0]]
             weights[f"{side}.embeddings.positions.weight"] = table / alpha
-        if f"{side}.embeddings.norm.weight" in self.shapes:
-            norm = self._norm(f"{side}/layernorm_embedding", f"{side}.embeddings.norm", 0)
-            weights |= {name: _times(weight, 1 / alpha) for name, weight in norm.items()}
+        own = f"{side}.embeddings.norm"
+        weights |= self._norm(f"{side}/layernorm_embedding", own, factor=1 / alpha)
         for number, scope in enumerate(layer_scopes(self.stored, side)):
             prefix = f"{side}.layers.{number}"
             is_last = number == len(stack.layers) - 1
             weights |= self._linears(scope, prefix, alpha)
-            weights |= self._norms(scope, prefix, alpha, is_last=is_last)
-        if f"{side}.norm.weight" in self.shapes:
-            weights |= self._norm(f"{side}/layer_norm", f"{side}.norm", 0)
+            for theirs, ours in NORMS.items():
+                # What leaves the stack is no residual.
+                factor = 1.0 if is_last and ours == "feedforward_norm" else 1 / alpha
+                weights |= self._norm(f"{scope}/{theirs}", f"{prefix}.{ours}", factor=factor)
+            for theirs, ours in HEAD_NORMS.items():
+                weights |= self._norm(f"{scope}/{theirs}", f"{prefix}.{ours}", axis=None)
+        weights |= self._norm(f"{side}/layer_norm", f"{side}.norm")
         weights |= self._bias_by_distance(side, stack)
         return weights
 
@@ -170,26 +172,15 @@ class Reader:
         root = math.sqrt(self.config.head_dim)
         return self.stored.number(f"{scope}/{theirs}/queries_scale", float, 1 / root) * root
 
-    def _norms(self, scope: str, prefix: str, alpha: float, *, is_last: bool) -> Weights:
-        weights: Weights = {}
-        for theirs, ours in NORMS.items():
-            if f"{prefix}.{ours}.weight" in self.shapes:
-                norm = self._norm(f"{scope}/{theirs}", f"{prefix}.{ours}", 0)
-                # What leaves the stack is no residual.
-                factor = 1.0 if is_last and ours == "feedforward_norm" else 1 / alpha
-                weights |= {name: _times(weight, factor) for name, weight in norm.items()}
-        for theirs, ours in HEAD_NORMS.items():
-            if f"{prefix}.{ours}.weight" in self.shapes:
-                weights |= self._norm(f"{scope}/{theirs}", f"{prefix}.{ours}", None)
-        return weights
-
-    def _norm(self, theirs: str, ours: str, axis: int | None) -> Weights:
+    def _norm(
+        self, theirs: str, ours: str, *, axis: int | None = 0, factor: float = 1.0
+    ) -> Weights:
+        """Return the weights of a norm, as far as our network has it, times a factor."""
+        names = {f"{ours}.weight": f"{theirs}/gamma", f"{ours}.bias": f"{theirs}/beta"}
         return {
-            f"{ours}.{key}": self._ordered(
-                self._tensor(f"{theirs}/{name}", self.shapes[f"{ours}.{key}"]), axis
-            )
-            for key, name in (("weight", "gamma"), ("bias", "beta"))
-            if f"{ours}.{key}" in self.shapes
+            name: _times(self._ordered(self._tensor(stored, self.shapes[name]), axis), factor)
+            for name, stored in names.items()
+            if name in self.shapes
         }
 
     def _bias_by_distance(self, side: str, stack: Stack) -> Weights:

@@ -60,10 +60,7 @@ from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 
-FAMILY, LOADER = "an M2M-100, NLLB or mBART model", "AutoModelForSeq2SeqLM"
-# Our names outside the layers by theirs.
-NORMS = {"norm": "layer_norm"}
-EMBEDDING_NORMS = {"embeddings.norm": "layernorm_embedding"}
+# Their names outside the layers by ours.
 POSITIONS = {f"{x}.embeddings.positions.weight": f"model.{x}.embed_positions.weight" for x in SIDES}
 
 
@@ -129,7 +126,8 @@ def read_m2m(
     model, and the two are what it translates by default.
     """
     file = weights_file(folder)
-    check_files(folder, file, (SETTINGS_FILE, SENTENCEPIECE_FILE), FAMILY, LOADER)
+    needed, family = (SETTINGS_FILE, SENTENCEPIECE_FILE), "an M2M-100, NLLB or mBART model"
+    check_files(folder, file, needed, family, "AutoModelForSeq2SeqLM")
     shape = read_shape(folder / SETTINGS_FILE)
     decoding = read_search(folder / SEARCH_FILE)
     content = (folder / SENTENCEPIECE_FILE).read_bytes()
@@ -180,7 +178,9 @@ def _layer_names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str, int |
     """Yield our name and theirs of each weight but tables of tokens, and its axis as in Marian."""
     for ours, theirs, axis in weight_names(config):
         yield ours, theirs, _axis(config, axis)
-    norms = NORMS | (EMBEDDING_NORMS if config.embedding_norm else {})
+    norms = {"norm": "layer_norm"}
+    if config.embedding_norm:
+        norms["embeddings.norm"] = "layernorm_embedding"
     for side in SIDES:
         for ours, theirs in norms.items():
             for part in ("weight", "bias"):

@@ -156,20 +156,11 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else getattr(value, "kind", json.dumps(as_plain(value)))
 
 
-def check_files(folder: Path, weights: Path, names: Sequence[str], kind: str, model: str) -> None:
-    """Refuse a pickle, and a folder without weights or one of its files.
+def check_files(folder: Path, weights: Path, names: Sequence[str], kind: str, loader: str) -> None:
+    """Refuse a folder with weights as a pickle only, without weights, or without one of its files.
 
-    `kind` is of the model as people call it, `model` its class of transformers.
+    `kind` is of the model as people call it, `loader` the class of transformers that converts it.
     """
-    check_pickle(folder, weights, model)
-    for name in (weights.name, *names):
-        if not (folder / name).is_file():
-            remedy = f"name a folder of {kind} as transformers saves it"
-            raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
-
-
-def check_pickle(folder: Path, weights: Path, loader: str) -> None:
-    """Refuse a folder that has weights as a pickle only, which transformers' `loader` converts."""
     if (folder / PICKLE_FILE).exists() and not weights.exists():
         saving = f"{loader}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         raise CheckpointError(
@@ -178,6 +169,10 @@ def check_pickle(folder: Path, weights: Path, loader: str) -> None:
             remedy="if you trust it, convert it: "
             f'python -c "from transformers import {loader}; {saving}"',
         )
+    for name in (weights.name, *names):
+        if not (folder / name).is_file():
+            remedy = f"name a folder of {kind} as transformers saves it"
+            raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
 
 
 def data_config(source: str, target: str) -> DataConfig:
