@@ -10,7 +10,7 @@ import pytest
 import torch
 from m2m import FAMILIES, LONGEST, generate, lines, save_m2m, token_ids, tokenizer_of
 from opus import SOURCES, TARGETS, change_json, unnamed
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
@@ -326,6 +326,15 @@ def test_sizes_are_those_of_the_weights_before_anything_is_built(folder, monkeyp
     change_json(folder / "config.json", **settings | {"encoder_layers": 5 * 10**8})
     (message,) = refused(folder)
     assert message.startswith(f"{folder}/config.json: describes more layers than the ")
+
+
+def test_an_output_bias_of_another_size_is_refused(folder):
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {"final_logits_bias": torch.zeros(1, 3)}, file)
+    assert refused(folder) == [
+        f"{file}: differs in 1 of its weights from the model that config.json describes "
+        "(final_logits_bias); fetch the folder again"
+    ]
 
 
 DAMAGED = [
