@@ -2,10 +2,11 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
@@ -107,6 +108,11 @@ def write_json(file: Path, content: object) -> None:
 
 def change_json(file: Path, **changes: object) -> None:
     write_json(file, json.loads(file.read_text(encoding="utf-8")) | changes)
+
+
+def unnamed(config: object) -> Iterator[None]:
+    """Stand for the names of layers, where none may be asked for."""
+    yield pytest.fail("layers have names")
 
 
 def tokenizer_of(folder: Path) -> MarianTokenizer:

@@ -27,6 +27,15 @@ class Problem:
         remedy = "" if self.remedy is None else f"; {self.remedy}"
         return printable(f"{self.where}: {self.what}{value}{remedy}")
 
+    def renamed(self, rename: Callable[[str, str], str | None]) -> "Problem":
+        """Return the problem with other words for arguments, as `rename_arguments` has them.
+
+        Its value is unchanged.
+        """
+        remedy = None if self.remedy is None else rename_arguments(self.remedy, rename)
+        where, what = (rename_arguments(text, rename) for text in (self.where, self.what))
+        return Problem(where, what, self.got, remedy)
+
 
 # `workers`, `workers=1`, `decoding.beam_size`, `BeamConfig(beam_size=5)`.
 ARGUMENT = re.compile(r'`(?:\w+[.(])?(\w+)(?:="?([^`]*?)"?)?\)?`')

@@ -88,7 +88,7 @@ def ctranslate2_backend(task: Task, setting: Setting) -> Translate:
 
     files = find_model(RunDirectory(Path(task.run)))
     exported = Path(task.exports) / "float32"
-    engine = CTranslate2Engine.load(exported, files.config.model, files.tokenizers, "float32")
+    engine = CTranslate2Engine(exported, files.config.model, files.tokenizers, "float32")
     translator = Translator(engine, files.tokenizers, files.config)
     return partial(translator.translate, decoding=task.search)
 

@@ -82,3 +82,20 @@ def test_plot_refuses_a_run_that_is_not_there(tformer):
     assert result.stderr == (
         "no/run: no such run folder; name the folder of a run, such as runs/demo\n"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plot", "texts"],
+        ["trim", "texts", "small", "texts/a.en", "texts/a.de"],
+        ["extend", "texts", "more", "texts/a.en", "texts/a.de"],
+    ],
+)
+def test_a_folder_that_is_no_run_is_named_as_such(words, tformer, folder):
+    (folder / "texts").mkdir()
+    for name in ("a.en", "a.de"):
+        (folder / "texts" / name).write_text("a\n")
+    result = tformer(*words)
+    message = "texts: is not a run folder: it has no config.yaml; name a run folder\n"
+    assert (result.exit_code, result.stderr) == (2, message)

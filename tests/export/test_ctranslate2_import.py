@@ -473,7 +473,18 @@ def refused(folder: Path) -> list[str]:
     return [str(problem).replace(str(folder), "FOLDER") for problem in caught.value.problems]
 
 
+def of_a_later_version() -> Made:
+    made = opennmt()
+    for stack in (made.spec.encoder, made.spec.decoder):
+        stack.activation = np.int8(9)
+    return made
+
+
 REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
+    "unknown-activation": (
+        of_a_later_version,
+        "model.bin: encoder/activation: must be one of RELU, SWISH, GELU (9)",
+    ),
     "gelu-tanh": (
         lambda: opennmt(activation="fast_gelu"),
         "model.bin: encoder/activation: must be one of RELU, SWISH, GELU (GELUTanh)",

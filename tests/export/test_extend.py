@@ -53,7 +53,7 @@ def untrained(folder: Path, name: str) -> RunDirectory:
     size = tokenizers.source.size
     model = build_model(config.model, source_size=size, target_size=size, seed=1)
     run = RunDirectory(folder / "run")
-    write_run(TrainedModel(config, tokenizers, model, step=3), run)
+    write_run(TrainedModel(config, tokenizers, model, step=3), run.path)
     return run
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from m2m import FAMILIES, LONGEST, generate, lines, save_m2m, token_ids, tokenizer_of
-from opus import SOURCES, TARGETS, change_json
-from safetensors.torch import load_file
+from opus import SOURCES, TARGETS, change_json, unnamed
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
@@ -21,9 +21,10 @@ from tformer_cli.errors import TformerError
 from tformer_cli.export.argos import ArgosFormat
 from tformer_cli.export.check import CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.export.m2m import M2MFormat, read_m2m, to_theirs
+from tformer_cli.export.m2m import M2MFormat, m2m_names, read_m2m
 from tformer_cli.export.onnx import OnnxFormat
 from tformer_cli.export.run import import_run
+from tformer_cli.export.weights import to_theirs
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
 from tformer_cli.text.vocabulary import EOS_ID
@@ -175,7 +176,8 @@ def test_a_step_of_training_is_theirs(parity, tmp_path):
         part.backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     named = dict(ours.named_parameters(remove_duplicate=False))
-    changed = to_theirs(named, parity.ids, parity.ours.config.model)
+    names = m2m_names(parity.ours.config.model)
+    changed = to_theirs(named, names, (parity.ids, parity.ids))
     state = theirs.state_dict()
     for name, weight in changed.items():
         torch.testing.assert_close(weight.detach(), state[name], rtol=1e-4, atol=2e-6, msg=name)
@@ -320,10 +322,19 @@ def test_sizes_are_those_of_the_weights_before_anything_is_built(folder, monkeyp
             f"{folder}/model.safetensors: differs in 1 of its weights from the model that "
             "config.json describes (model.shared.weight); fetch the folder again"
         ]
-    monkeypatch.setattr(f"{read}.weight_names", partial(pytest.fail, "layers have names"))
+    monkeypatch.setattr(f"{read}.weight_names", unnamed)
     change_json(folder / "config.json", **settings | {"encoder_layers": 5 * 10**8})
     (message,) = refused(folder)
     assert message.startswith(f"{folder}/config.json: describes more layers than the ")
+
+
+def test_an_output_bias_of_another_size_is_refused(folder):
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {"final_logits_bias": torch.zeros(1, 3)}, file)
+    assert refused(folder) == [
+        f"{file}: differs in 1 of its weights from the model that config.json describes "
+        "(final_logits_bias); fetch the folder again"
+    ]
 
 
 DAMAGED = [

@@ -7,7 +7,7 @@ import pytest
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, TformerError
-from tformer_cli.export.marian_settings import read_search
+from tformer_cli.export.settings import read_search
 
 
 @pytest.fixture

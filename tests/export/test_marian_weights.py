@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.marian_settings import json_object
-from tformer_cli.export.marian_weights import check_weights, read_weights, weights_file
+from tformer_cli.export.settings import json_object
+from tformer_cli.export.weights import StoredWeights, read_weights, weights_file
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -40,7 +40,7 @@ def refused(folder: Path) -> str:
 
 def test_shards_hold_what_one_file_would(folder):
     assert weights_file(folder) == folder / INDEX
-    found = read_weights(folder / INDEX)
+    found = read_weights(folder / INDEX).weights
     assert found.keys() == WEIGHTS.keys()
     assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
 
@@ -48,7 +48,7 @@ def test_shards_hold_what_one_file_would(folder):
 def test_one_file_comes_before_an_index(folder):
     save_file({"a": torch.zeros(7)}, folder / "model.safetensors")
     assert weights_file(folder) == folder / "model.safetensors"
-    assert read_weights(weights_file(folder))["a"].shape == (7,)
+    assert read_weights(weights_file(folder)).weights["a"].shape == (7,)
 
 
 def test_a_folder_without_weights_lacks_the_one_file(tmp_path):
@@ -59,7 +59,7 @@ def test_a_folder_without_weights_lacks_the_one_file(tmp_path):
 def test_weights_are_read_in_single_precision(tmp_path, dtype):
     weight = torch.tensor([0.1, -3.0], dtype=dtype)
     save_file({"a": weight}, tmp_path / "model.safetensors")
-    assert torch.equal(read_weights(tmp_path / "model.safetensors")["a"], weight.float())
+    assert torch.equal(read_weights(tmp_path / "model.safetensors").weights["a"], weight.float())
 
 
 def test_an_index_that_is_not_json_is_named(folder):
@@ -135,13 +135,14 @@ def test_a_weight_that_is_not_where_the_index_says_is_named(folder, shards, shar
 )
 def test_weights_that_are_not_those_of_the_settings_are_named(found, name):
     weights = {key: torch.zeros(shape) for key, shape in found.items()}
+    stored = StoredWeights(Path("weights"), Path("config.json"), weights)
     with pytest.raises(CheckpointError) as caught:
-        check_weights(Path("weights"), weights, {"a": (2, 3), "b": (5,)})
+        stored.check(weights, {"a": (2, 3), "b": (5,)})
     assert str(caught.value) == (
         "weights: differs in 1 of its weights from the model that config.json describes "
         f"({name}); fetch the folder again"
     )
-    check_weights(Path("weights"), weights, found)
+    stored.check(weights, found)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -4,7 +4,6 @@ import itertools
 import re
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 import yaml
 from exportable import content_of, exported
-from opus import SOURCES, change_json
+from opus import SOURCES, change_json, unnamed
 from safetensors.torch import load_file, save_file
 from t5 import CASES, PREFIX, save_t5, tokenizer_of
 from transformers import T5ForConditionalGeneration
@@ -25,7 +24,8 @@ from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.format import first_ids
 from tformer_cli.export.run import export_run, import_run
 from tformer_cli.export.t5 import T5Format, read_t5
-from tformer_cli.export.t5_weights import OUTPUT_PROJECTION, SHARED, to_theirs
+from tformer_cli.export.t5_weights import OUTPUT_PROJECTION, SHARED, t5_names
+from tformer_cli.export.weights import to_theirs
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 from tformer_cli.training.loss import smoothed_nll_sum
@@ -167,7 +167,9 @@ def test_a_training_step_is_t5s(parity):
                 if weight.grad is not None:
                     weight -= 0.1 * weight.grad
     named = dict(ours.model.named_parameters(remove_duplicate=False))
-    found = to_theirs(named, ours.tokenizers.source, ours.config.model)
+    rows = torch.tensor(ours.tokenizers.source.rows)
+    ids = torch.tensor([rows.tolist().index(row) for row in range(int(rows.max()) + 1)])
+    found = to_theirs(named, t5_names(ours.config.model), (ids, ids))
     for name, weight in theirs.state_dict().items():
         if name in found:
             torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=2e-5, msg=name)
@@ -252,8 +254,7 @@ def test_settings_that_the_files_contradict_are_named(folder, changes, message):
 
 
 def test_layers_without_weights_are_refused_before_they_are_named(folder, monkeypatch):
-    never = partial(pytest.fail, "layers have names")
-    monkeypatch.setattr("tformer_cli.export.t5_weights.weight_names", never)
+    monkeypatch.setattr("tformer_cli.export.t5_weights.weight_names", unnamed)
     change_json(folder / "config.json", num_layers=5 * 10**8)
     with pytest.raises(TformerError, match="describes more layers than the "):
         read_t5(folder)

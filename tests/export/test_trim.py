@@ -60,7 +60,7 @@ def untrained(folder: Path, kind: SubwordConfig | CharConfig) -> RunDirectory:
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.1 * torch.rand_like(weight)
-    write_run(TrainedModel(config, tokenizers, model, step=3), run)
+    write_run(TrainedModel(config, tokenizers, model, step=3), run.path)
     return run
 
 

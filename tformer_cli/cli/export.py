@@ -54,7 +54,7 @@ def export(
         str, typer.Option("--license", help="License of the weights, for the model card.")
     ] = "unknown",
     checkpoint: CheckpointOption = "best",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a trained model for another program, and check that both translate alike.
 
@@ -182,7 +182,7 @@ def trim(
 
     with progress_bar("pair") as bar:
         before, after = trim_run(
-            RunDirectory(run),
+            chosen_run(run, checkpoint),
             RunDirectory(output),
             text,
             checkpoint=checkpoint,
@@ -233,8 +233,9 @@ def extend(
 
     from tformer_cli.export.extend import extend_run
 
+    directory = chosen_run(run, checkpoint)
     tag = extend_run(
-        RunDirectory(run), RunDirectory(output), text, languages, like=like, checkpoint=checkpoint
+        directory, RunDirectory(output), text, languages, like=like, checkpoint=checkpoint
     )
     tell(f"{output}: written; sources into {languages[1]} begin with {tag}")
     again = output.with_name(f"{output.name}-{languages[1]}")

@@ -1,12 +1,13 @@
 """Options that several commands share, how they change a config, and their Python names."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.choices import Backend, MetricName, Utility
+from tformer_cli.choices import Backend, MetricName, Quantization, Utility
 from tformer_cli.errors import Problem, UsageError, rename_arguments
 from tformer_cli.storage.run_directory import (
     RUNS,
@@ -92,6 +93,10 @@ BackendOption = Annotated[
         "auto: CTranslate2 where it is installed and translates alike, else native."
     ),
 ]
+QuantizationOption = Annotated[
+    Quantization | None,
+    typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
+]
 BeamOption = Annotated[
     int | None, typer.Option(min=1, help="Beam size; 1 is greedy search. Default: the run's.")
 ]
@@ -171,23 +176,21 @@ def message(problem: Problem) -> str:
 
 def with_options(problem: Problem, options: Mapping[str, str]) -> Problem:
     """Return a problem with options for Python arguments; its value is unchanged."""
-    where, what = in_options(problem.where, options), in_options(problem.what, options)
-    remedy = None if problem.remedy is None else in_options(problem.remedy, options)
-    return Problem(where, what, problem.got, remedy)
+    return problem.renamed(partial(_option, options))
 
 
-def in_options(text: str, options: Mapping[str, str] = OF_ARGUMENTS) -> str:
+def in_options(text: str) -> str:
     """Return a text with options for Python arguments in backticks.
 
     `workers=1` becomes --workers 1, and `fresh=True` becomes --fresh.
     """
+    return rename_arguments(text, partial(_option, OF_ARGUMENTS))
 
-    def option(name: str, value: str) -> str | None:
-        if name not in options:
-            return None
-        return f"{options[name]} {value.removeprefix('True')}".rstrip()
 
-    return rename_arguments(text, option)
+def _option(options: Mapping[str, str], name: str, value: str) -> str | None:
+    if name not in options:
+        return None
+    return f"{options[name]} {value.removeprefix('True')}".rstrip()
 
 
 def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:

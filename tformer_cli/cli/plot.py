@@ -21,7 +21,6 @@ from tformer_cli.cli.options import (
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting import heatmap as picture
-from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.terminal import progress_bar
 
 DEFAULT_CURVES = Path("curves.png")
@@ -70,7 +69,8 @@ def plot(
     """
     if output is not None and output.suffix.lower() not in curves.FIGURE_FORMATS:
         raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
-    folders = [RunDirectory(run) for run in runs] if runs else [chosen_run(None, "last")]
+    given: list[Path | None] = [*runs] if runs else [None]
+    folders = [chosen_run(run, "last") for run in given]
     file = output if as_json else output or DEFAULT_CURVES
     histories = curves.plot_runs(folders, by, file)
     if as_json:

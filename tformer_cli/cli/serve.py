@@ -1,11 +1,11 @@
 """`tformer serve`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tformer_cli.choices import Quantization
 from tformer_cli.cli.entry import refuse_torchrun, tell_stderr
 from tformer_cli.cli.options import (
     BackendOption,
@@ -13,6 +13,7 @@ from tformer_cli.cli.options import (
     DeviceOption,
     FromOption,
     PrecisionOption,
+    QuantizationOption,
     ToOption,
     chosen_run,
 )
@@ -71,10 +72,7 @@ def serve(
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
     backend: BackendOption = "auto",
-    quantization: Annotated[
-        Quantization | None,
-        typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
-    ] = None,
+    quantization: QuantizationOption = None,
 ) -> None:
     """Serve runs over HTTP: translations by an API of its own, and by that of LibreTranslate.
 
@@ -97,15 +95,10 @@ def serve(
 
     from tformer_cli.serve.server import serve as serve_runs
     from tformer_cli.serve.service import Limits
+    from tformer_cli.translate.translator import Translator
 
-    serve_runs(
-        directories,
-        host=host,
-        port=port,
-        hosts=hosts or (),
-        origins=origins or (),
-        api_keys=api_keys,
-        limits=Limits(max_body, max_characters, max_texts, max_candidates, max_waiting, timeout),
+    load = partial(
+        Translator.load,
         to=to,
         source_language=source_language,
         checkpoint=checkpoint,
@@ -113,5 +106,17 @@ def serve(
         precision=precision,
         backend=backend,
         quantization=quantization,
+        log=tell_stderr,
+    )
+    serve_runs(
+        directories,
+        load,
+        checkpoint,
+        host=host,
+        port=port,
+        hosts=hosts or (),
+        origins=origins or (),
+        api_keys=api_keys,
+        limits=Limits(max_body, max_characters, max_texts, max_candidates, max_waiting, timeout),
         log=tell_stderr,
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tformer_cli.choices import LongLines, Quantization
+from tformer_cli.choices import LongLines
 from tformer_cli.cli.entry import begin_bar, is_main_process, tell_stderr, warn
 from tformer_cli.cli.line_formats import (
     DefectTally,
@@ -31,6 +31,7 @@ from tformer_cli.cli.options import (
     LengthPenaltyOption,
     MbrOption,
     PrecisionOption,
+    QuantizationOption,
     QuietOption,
     SearchSetOption,
     TagOption,
@@ -171,10 +172,7 @@ def translate(
     precision: PrecisionOption = None,
     workers: Annotated[WorkersOption, Recorded.NOT] = None,
     backend: BackendOption = "auto",
-    quantization: Annotated[
-        Quantization | None,
-        typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
-    ] = None,
+    quantization: QuantizationOption = None,
     quiet: Annotated[QuietOption, Recorded.NOT] = False,
 ) -> None:
     """Translate text line by line: n lines in, n lines out, in the same order.

@@ -22,7 +22,7 @@ from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
 from tformer_cli.export.ctranslate2_weights import read_ctranslate2
 from tformer_cli.export.format import filled, no_language_tokens, sentencepiece_models
-from tformer_cli.export.marian_settings import SETTINGS_FILE, json_object
+from tformer_cli.export.settings import SETTINGS_FILE, json_object
 from tformer_cli.storage.atomic import storage_errors, write_json
 from tformer_cli.storage.run_directory import EXPORT_FILE
 from tformer_cli.storage.trained_model import TrainedModel
@@ -101,7 +101,7 @@ class ArgosFormat(CTranslate2Format):
         temporary = tempfile.TemporaryDirectory()
         _extract(package_file(trained, folder), Path(temporary.name))
         config = trained.config.model
-        engine = CTranslate2Engine.load(
+        engine = CTranslate2Engine(
             Path(temporary.name), config, trained.tokenizers, self.quantization
         )
         weakref.finalize(engine, temporary.cleanup)

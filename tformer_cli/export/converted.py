@@ -15,14 +15,13 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositio
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.export.ctranslate2_file import CONVERT_AGAIN, summarize_weights
-from tformer_cli.export.marian_settings import (
+from tformer_cli.export.marian_settings import Languages, read_languages
+from tformer_cli.export.settings import (
     LANGUAGES_FILE,
     SEARCH_FILE,
     SETTINGS_FILE,
-    Languages,
     data_config,
     json_object,
-    read_languages,
     read_search,
 )
 from tformer_cli.storage.atomic import read_json

@@ -33,6 +33,12 @@ from tformer_cli.export.ctranslate2_engine import (
     num_positions,
     unsupported_by_ctranslate2,
 )
+from tformer_cli.export.ctranslate2_network import (
+    HEAD_NORMS,
+    MEMORY_PROJECTION,
+    NORMS,
+    linear_layers,
+)
 from tformer_cli.export.format import (
     BEAM_SIZE,
     TOKENIZER_PACKAGES,
@@ -44,8 +50,6 @@ from tformer_cli.export.format import (
 )
 from tformer_cli.export.plain import portable_config
 from tformer_cli.extras import package
-from tformer_cli.model.blocks.attention import Attention
-from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
 from tformer_cli.model.blocks.rotary import scaled_frequencies
 from tformer_cli.model.encoder_decoder import Decoder, EncoderDecoder
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer, Stack
@@ -121,7 +125,7 @@ class CTranslate2Format(Format):
 
     def engine(self, trained: TrainedModel, folder: Path) -> CTranslate2Engine:
         config = trained.config.model
-        return CTranslate2Engine.load(folder, config, trained.tokenizers, self.quantization)
+        return CTranslate2Engine(folder, config, trained.tokenizers, self.quantization)
 
     def example(self, trained: TrainedModel, line: str) -> str:
         tokenizers, languages = trained.tokenizers, example_languages(trained.config.data)
@@ -236,7 +240,7 @@ def _set_stack(spec: Any, tokens: Any, stack: Stack, config: EncoderDecoderConfi
     _set_positions(spec, stack, config, alpha)
     layers = stack.each_layer()
     for part, layer in zip(spec.layer, layers, strict=True):
-        _set_layer(part, layer, alpha)
+        _set_layer(part, layer, config, alpha)
         if config.attention_scale is not None:
             for scope in ("self_attention", "attention"):
                 if hasattr(part, scope):
@@ -294,40 +298,36 @@ def _bias_table(
     return _copied(table), reach + 1
 
 
-def _set_layer(spec: Any, layer: EncoderLayer | DecoderLayer, alpha: float) -> None:
+def _set_layer(
+    spec: Any, layer: EncoderLayer | DecoderLayer, config: EncoderDecoderConfig, alpha: float
+) -> None:
     """Set a layer whose hidden states are `alpha` times ours."""
-    attention, part = layer.self_attention, spec.self_attention
-    assert isinstance(attention, Attention)
-    _set_linear(part.linear[0], attention.query, attention.key, attention.value, divisor=alpha)
-    _set_linear(part.linear[1], attention.output)
-    if hasattr(part, "q_norm"):
-        _set_norm(part.q_norm, attention.query_norm)
-        _set_norm(part.k_norm, attention.key_norm)
-    _set_norm(part.layer_norm, layer.self_attention_norm, alpha)
-    if isinstance(layer, DecoderLayer):
-        attention, part = layer.cross_attention, spec.attention
-        _set_linear(part.linear[0], attention.query, divisor=alpha)
-        _set_linear(part.linear[1], attention.key, attention.value)
-        _set_linear(part.linear[2], attention.output)
-        if hasattr(part, "q_norm"):
+    side = "decoder" if isinstance(layer, DecoderLayer) else "encoder"
+    for name, ours, axis in linear_layers(config, side):
+        linears: list[Any] = [layer.get_submodule(each) for each in ours]
+        weight = torch.cat([linear.weight for linear in linears])
+        reads_states = axis == 1 and name != MEMORY_PROJECTION
+        part = _part(spec, name)
+        part.weight = _copied(weight / alpha if reads_states else weight)
+        if linears[0].bias is not None:
+            part.bias = _copied(torch.cat([linear.bias for linear in linears]))
+    for name, norm in NORMS.items():
+        if hasattr(layer, norm):
+            _set_norm(_part(spec, name), layer.get_submodule(norm), alpha)
+    if config.qk_norm:
+        for name, norm in HEAD_NORMS.items():
+            _set_norm(_part(spec, name), layer.get_submodule(norm))
+        if side == "decoder":
             # CTranslate2 would normalize all heads together, and ours normalizes none here.
-            del part.q_norm, part.k_norm
-        _set_norm(part.layer_norm, layer.cross_attention_norm, alpha)
-    feedforward: FeedForward | GatedFeedForward = layer.feedforward
-    if isinstance(feedforward, GatedFeedForward):
-        _set_linear(spec.ffn.linear_0, feedforward.gate, divisor=alpha)
-        _set_linear(spec.ffn.linear_0_noact, feedforward.up, divisor=alpha)
-    else:
-        _set_linear(spec.ffn.linear_0, feedforward.up, divisor=alpha)
-    _set_linear(spec.ffn.linear_1, feedforward.down)
-    _set_norm(spec.ffn.layer_norm, layer.feedforward_norm, alpha)
+            del spec.attention.q_norm, spec.attention.k_norm
 
 
-def _set_linear(spec: Any, *layers: nn.Linear, divisor: float = 1.0) -> None:
-    """Set layers of one input, `divisor` times ours, as one with concatenated outputs."""
-    spec.weight = _copied(torch.cat([layer.weight for layer in layers]) / divisor)
-    if layers[0].bias is not None:
-        spec.bias = _copied(torch.cat([layer.bias for layer in layers]))
+def _part(spec: Any, name: str) -> Any:
+    """Return the part of a layer by its name in a file."""
+    block, _, part = name.partition("/")
+    if block != "ffn" and part.startswith("linear_"):
+        return getattr(spec, block).linear[int(part.removeprefix("linear_"))]
+    return getattr(getattr(spec, block), part)
 
 
 def _set_norm(spec: Any, norm: nn.Module, factor: float = 1.0) -> None:

@@ -106,27 +106,16 @@ class CTranslate2Engine(Engine):
     num_callers: ClassVar[int] = 2
 
     def __init__(
-        self,
-        folder: Path,
-        tokenizers: Tokenizers,
-        *,
-        max_length: int | None,
-        compute_type: str = "default",
-        keeps_source_eos: bool = False,
+        self, folder: Path, config: ModelConfig, tokenizers: Tokenizers, quantization: Quantization
     ) -> None:
-        """Load the model of a folder.
-
-        Args:
-            folder: with the model.
-            tokenizers: of its vocabularies.
-            max_length: of a sentence, in tokens; None for any.
-            compute_type: CTranslate2's.
-            keeps_source_eos: whether CTranslate2 gets sources with EOS; else it adds its own.
-        """
+        """Load the export of a model."""
         source, target = tokenizers.source, tokenizers.target
         self.folder = folder
-        self.compute_type = compute_type
-        self.keeps_source_eos = keeps_source_eos
+        # CTranslate2 computes half precision in float32 anyway, and would warn of the conversion.
+        is_half = quantization in ("float16", "bfloat16")
+        self.compute_type = "float32" if is_half else "default"
+        # Otherwise CTranslate2 adds EOS to sources itself.
+        self.keeps_source_eos = lacks_source_eos(folder)
         self.num_threads = num_threads()
         self.translator = self._load(inter_threads=self.num_threads, intra_threads=1)
         # CTranslate2's objects for a sentence alone, by their number of threads.
@@ -137,25 +126,8 @@ class CTranslate2Engine(Engine):
         self.target_tokens = target.tokens(range(target.size))
         self.target_ids = {token: i for i, token in enumerate(self.target_tokens)}
         self.suppressed_ids = set(target.suppressed_ids)
-        self.max_length = max_length
+        self.max_length = num_positions(config)  # of a sentence, in tokens; None for any
         self.scorer = self
-
-    @classmethod
-    def load(
-        cls, folder: Path, config: ModelConfig, tokenizers: Tokenizers, quantization: Quantization
-    ) -> "CTranslate2Engine":
-        """Load the export of a model."""
-        # CTranslate2 computes half precision in float32 anyway, and would warn of the conversion.
-        is_half = quantization in ("float16", "bfloat16")
-        compute_type = "float32" if is_half else "default"
-        max_length = num_positions(config)
-        return cls(
-            folder,
-            tokenizers,
-            max_length=max_length,
-            compute_type=compute_type,
-            keeps_source_eos=lacks_source_eos(folder),
-        )
 
     def _load(self, **threads: int) -> Any:
         """Return CTranslate2's object for the model."""

@@ -1,5 +1,6 @@
 """Our network by the variables of a model.bin that another program wrote."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,10 +19,9 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.export.ctranslate2_file import POSITIONS, StoredModel
-from tformer_cli.export.marian_weights import interleave
+from tformer_cli.export.weights import SIDES, interleave
 from tformer_cli.model.blocks.embeddings import SinusoidalEncoding
 
-SIDES = ("encoder", "decoder")
 KIND = "TransformerSpec"
 # CTranslate2's activations by id (`common_spec.Activation`), and ours.
 ACTIVATIONS = ("RELU", "GELUTanh", "SWISH", "GELU", "GELUSigmoid", "Tanh", "Sigmoid")
@@ -38,6 +38,22 @@ SELF_ATTENTION = (
     "rotary_scaling_factor",
     "relative_attention_max_distance",
 )
+# The second linear layer of a decoder that reads the output of the encoder.
+MEMORY_PROJECTION = "attention/linear_1"
+NORMS = {
+    "self_attention/layer_norm": "self_attention_norm",
+    "attention/layer_norm": "cross_attention_norm",
+    "ffn/layer_norm": "feedforward_norm",
+}
+HEAD_NORMS = {
+    "self_attention/q_norm": "self_attention.query_norm",
+    "self_attention/k_norm": "self_attention.key_norm",
+}
+# Our keys that both sides have alike.
+NETWORK = (
+    *("dim", "num_heads", "num_kv_heads", "qk_norm", "feedforward_dim"),
+    *("norm", "norm_position", "embedding_norm"),
+)
 # What no translation depends on.
 IGNORED = re.compile(
     "(en|de)coder/(alignment_(layer|heads)|embeddings_merge|multi_query_attention|"
@@ -45,6 +61,29 @@ IGNORED = re.compile(
 )
 # Sinusoids of other programs, by number format.
 TOLERANCES = {"float32": 5e-4, "float16": 2e-3, "bfloat16": 8e-3}
+
+
+def linear_layers(
+    config: EncoderDecoderConfig, side: str
+) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Yield the linear layers of a layer; those of one input are one in CTranslate2.
+
+    Each has its name there, ours in the order of their outputs, and the axis of the weight that has
+    a component of hidden states each.
+    """
+    parts = "self_attention.query", "self_attention.key", "self_attention.value"
+    yield "self_attention/linear_0", parts, 1
+    yield "self_attention/linear_1", ("self_attention.output",), 0
+    if side == "decoder":
+        yield "attention/linear_0", ("cross_attention.query",), 1
+        yield MEMORY_PROJECTION, ("cross_attention.key", "cross_attention.value"), 1
+        yield "attention/linear_2", ("cross_attention.output",), 0
+    if config.is_gated:
+        yield "ffn/linear_0", ("feedforward.gate",), 1
+        yield "ffn/linear_0_noact", ("feedforward.up",), 1
+    else:
+        yield "ffn/linear_0", ("feedforward.up",), 1
+    yield "ffn/linear_1", ("feedforward.down",), 0
 
 
 class StoredNetwork(NamedTuple):
@@ -76,11 +115,11 @@ def read_network(stored: StoredModel, *, epsilon: float | None) -> StoredNetwork
     for key, value in shared.items():
         if sides[1][key] != value:
             note(f"decoder: {key}", f"must be {value}, as in the encoder", str(sides[1][key]))
-    activation = _activation(stored, shared.pop("activation"), is_gated=shared.pop("is_gated"))
-    if activation is None:
-        choices = GATED if "encoder/layer_0/ffn/linear_0_noact/weight" in stored else PLAIN
-        got = ACTIVATIONS[sides[0]["activation"] % len(ACTIVATIONS)]
-        note("encoder/activation", f"must be one of {', '.join(choices)}", got)
+    choices = GATED if shared["is_gated"] else PLAIN
+    number = shared["activation"]
+    activation = dict(enumerate(ACTIVATIONS)).get(number, str(number))
+    if activation not in choices:
+        note("encoder/activation", f"must be one of {', '.join(choices)}", activation)
     positions, is_marian = _positions(stored, shared)
     if positions is None:
         what = "must be a table, rotary with all dimensions in halves, or a bias by distance"
@@ -88,16 +127,9 @@ def read_network(stored: StoredModel, *, epsilon: float | None) -> StoredNetwork
     if epsilon is None:
         epsilon = 1e-6 if shared["norm"] == "rms" else 1e-5
     config = EncoderDecoderConfig(
-        dim=shared["dim"],
-        num_heads=shared["num_heads"],
-        num_kv_heads=shared["num_kv_heads"],
-        qk_norm=shared["qk_norm"],
-        feedforward_dim=shared["feedforward_dim"],
-        activation=activation or "relu",  # type: ignore[arg-type]
-        norm=shared["norm"],
-        norm_position=shared["norm_position"],
+        **{key: shared[key] for key in NETWORK},
+        activation=choices.get(activation, "relu"),  # type: ignore[arg-type]
         norm_epsilon=epsilon,
-        embedding_norm=shared["embedding_norm"],
         bias=any(re.search("/layer_.*/(bias|beta)$", name) for name in stored.names()),
         positions=positions or SinusoidalPositions(),
         num_encoder_layers=sides[0]["num_layers"],
@@ -140,12 +172,14 @@ def _side(stored: StoredModel, side: str) -> dict[str, Any]:
     first = f"{side}/layer_0"
     attention = f"{first}/self_attention"
     settings = _attention_settings(stored, attention, SELF_ATTENTION)
-    for layer in layers:
-        for scope, keys in _attentions(stored, layer):
-            for key, value in _attention_settings(stored, scope, keys).items():
-                if value != settings[key]:
-                    what = f"must be {settings[key]}, as in {attention}"
-                    raise stored.error(f"{scope}/{key}", what, str(value))
+    blocks: dict[str, tuple[str, ...]] = {"self_attention": SELF_ATTENTION}
+    if side == "decoder":
+        blocks["attention"] = ATTENTION
+    for layer, (block, keys) in itertools.product(layers, blocks.items()):
+        for key, value in _attention_settings(stored, f"{layer}/{block}", keys).items():
+            if value != settings[key]:
+                what = f"must be {settings[key]}, as in {attention}"
+                raise stored.error(f"{layer}/{block}/{key}", what, str(value))
     num_heads = stored.number(f"{side}/num_heads", int, 8)
     kv_heads = settings.pop("num_heads_kv")
     dim = stored.shape(f"{embeddings_scope(side)}/weight")[-1]
@@ -171,12 +205,6 @@ def _side(stored: StoredModel, side: str) -> dict[str, Any]:
     }
 
 
-def _attentions(stored: StoredModel, layer: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    yield f"{layer}/self_attention", SELF_ATTENTION
-    if layer.startswith("decoder"):
-        yield f"{layer}/attention", ATTENTION
-
-
 def _attention_settings(
     stored: StoredModel, scope: str, keys: tuple[str, ...]
 ) -> dict[str, float | None]:
@@ -184,11 +212,6 @@ def _attention_settings(
         key: stored.number(f"{scope}/{key}", float, 0.0) if f"{scope}/{key}" in stored else None
         for key in keys
     }
-
-
-def _activation(stored: StoredModel, number: int, *, is_gated: bool) -> str | None:
-    known = 0 <= number < len(ACTIVATIONS)
-    return (GATED if is_gated else PLAIN).get(ACTIVATIONS[number]) if known else None
 
 
 def _positions(

@@ -20,24 +20,28 @@ from tformer_cli.errors import CheckpointError
 from tformer_cli.export.converted import START, converted_config, read_side_files, settings_of
 from tformer_cli.export.ctranslate2_file import CONVERT_AGAIN, POSITIONS, StoredModel
 from tformer_cli.export.ctranslate2_network import (
-    SIDES,
+    HEAD_NORMS,
+    MEMORY_PROJECTION,
+    NORMS,
     check_all_read,
     embeddings_scope,
     layer_scopes,
+    linear_layers,
     read_network,
 )
-from tformer_cli.export.marian_settings import SETTINGS_FILE
-from tformer_cli.export.marian_weights import (
-    ABSENT,
+from tformer_cli.export.plain import in_languages
+from tformer_cli.export.settings import SETTINGS_FILE
+from tformer_cli.export.weights import (
     BIAS,
     OUTPUT,
+    SIDES,
     SOURCE,
     TARGET,
     Weights,
     interleave,
+    output_bias,
     rows_of,
 )
-from tformer_cli.export.plain import in_languages
 from tformer_cli.model.blocks.bias import RelativeBias, SumOfBiases
 from tformer_cli.model.build import build_model, build_with_weights
 from tformer_cli.model.encoder_decoder import EncoderDecoder
@@ -49,38 +53,6 @@ from tformer_cli.storage.trained_model import TrainedModel, find_model
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID
 
-# Linear layers: their module, ours in the order of their outputs, and the axis of the weight that
-# has a component of hidden states each.
-SELF_ATTENTION = (
-    (
-        "self_attention/linear_0",
-        ("self_attention.query", "self_attention.key", "self_attention.value"),
-        1,
-    ),
-    ("self_attention/linear_1", ("self_attention.output",), 0),
-)
-# The second one is applied to the output of the encoder.
-MEMORY = "attention/linear_1"
-CROSS_ATTENTION = (
-    ("attention/linear_0", ("cross_attention.query",), 1),
-    (MEMORY, ("cross_attention.key", "cross_attention.value"), 1),
-    ("attention/linear_2", ("cross_attention.output",), 0),
-)
-PLAIN = (("ffn/linear_0", ("feedforward.up",), 1), ("ffn/linear_1", ("feedforward.down",), 0))
-GATED = (
-    ("ffn/linear_0", ("feedforward.gate",), 1),
-    ("ffn/linear_0_noact", ("feedforward.up",), 1),
-    ("ffn/linear_1", ("feedforward.down",), 0),
-)
-NORMS = {
-    "self_attention/layer_norm": "self_attention_norm",
-    "attention/layer_norm": "cross_attention_norm",
-    "ffn/layer_norm": "feedforward_norm",
-}
-HEAD_NORMS = {
-    "self_attention/q_norm": "self_attention.query_norm",
-    "self_attention/k_norm": "self_attention.key_norm",
-}
 PROJECTION = "decoder/projection"
 
 
@@ -125,16 +97,15 @@ class Reader:
             factor /= factors[1]
         if self.config.tie_embeddings in ("inputs", "all"):
             weights[SOURCE] = weights[TARGET]
-        last = "norm" if self.config.norm_position == "pre" else self._last_norm()
+        last = f"layers.{self.config.num_decoder_layers - 1}.feedforward_norm"
+        if self.config.norm_position == "pre":
+            last = "norm"
         for name in (f"decoder.{last}.weight", f"decoder.{last}.bias"):
             if name in weights:
                 weights[name] = _times(weights[name], factor)
         if BIAS in self.shapes:
             weights[BIAS] = self._output_bias(ids[1])
         return weights
-
-    def _last_norm(self) -> str:
-        return f"layers.{self.config.num_decoder_layers - 1}.feedforward_norm"
 
     def _alpha(self, stack: Stack) -> float:
         return stack.deep_norm.alpha if self.config.norm_position == "deep" else 1.0
@@ -153,31 +124,32 @@ class Reader:
             rows = self.shapes[f"{side}.embeddings.positions.weight"]
             table = self._tensor(f"{side}/{POSITIONS}")[: rows[0]]
             weights[f"{side}.embeddings.positions.weight"] = table / alpha
-        if f"{side}.embeddings.norm.weight" in self.shapes:
-            norm = self._norm(f"{side}/layernorm_embedding", f"{side}.embeddings.norm", 0)
-            weights |= {name: _times(weight, 1 / alpha) for name, weight in norm.items()}
+        own = f"{side}.embeddings.norm"
+        weights |= self._norm(f"{side}/layernorm_embedding", own, factor=1 / alpha)
         for number, scope in enumerate(layer_scopes(self.stored, side)):
             prefix = f"{side}.layers.{number}"
             is_last = number == len(stack.layers) - 1
             weights |= self._linears(scope, prefix, alpha)
-            weights |= self._norms(scope, prefix, alpha, is_last=is_last)
-        if f"{side}.norm.weight" in self.shapes:
-            weights |= self._norm(f"{side}/layer_norm", f"{side}.norm", 0)
+            for theirs, ours in NORMS.items():
+                # What leaves the stack is no residual.
+                factor = 1.0 if is_last and ours == "feedforward_norm" else 1 / alpha
+                weights |= self._norm(f"{scope}/{theirs}", f"{prefix}.{ours}", factor=factor)
+            for theirs, ours in HEAD_NORMS.items():
+                weights |= self._norm(f"{scope}/{theirs}", f"{prefix}.{ours}", axis=None)
+        weights |= self._norm(f"{side}/layer_norm", f"{side}.norm")
         weights |= self._bias_by_distance(side, stack)
         return weights
 
     def _linears(self, scope: str, prefix: str, alpha: float) -> Weights:
         weights: Weights = {}
-        cross = CROSS_ATTENTION if prefix.startswith("decoder") else ()
-        gated = self.config.is_gated
-        for theirs, ours, axis in (*SELF_ATTENTION, *cross, *(GATED if gated else PLAIN)):
+        for theirs, ours, axis in linear_layers(self.config, prefix.partition(".")[0]):
             name = f"{scope}/{theirs}"
             names = [f"{prefix}.{part}" for part in ours]
             shapes = [self.shapes[f"{part}.weight"] for part in names]
             sizes = [shape[0] for shape in shapes]
             weight = self._tensor(f"{name}/weight", (sum(sizes), shapes[0][1]))
             weight = self._ordered(weight, axis)
-            if axis == 1 and theirs != MEMORY:
+            if axis == 1 and theirs != MEMORY_PROJECTION:
                 weight = _times(weight, alpha)
             biases = torch.zeros(sum(sizes))
             if f"{names[0]}.bias" in self.shapes and f"{name}/bias" in self.stored:
@@ -200,26 +172,15 @@ class Reader:
         root = math.sqrt(self.config.head_dim)
         return self.stored.number(f"{scope}/{theirs}/queries_scale", float, 1 / root) * root
 
-    def _norms(self, scope: str, prefix: str, alpha: float, *, is_last: bool) -> Weights:
-        weights: Weights = {}
-        for theirs, ours in NORMS.items():
-            if f"{prefix}.{ours}.weight" in self.shapes:
-                norm = self._norm(f"{scope}/{theirs}", f"{prefix}.{ours}", 0)
-                # What leaves the stack is no residual.
-                factor = 1.0 if is_last and ours == "feedforward_norm" else 1 / alpha
-                weights |= {name: _times(weight, factor) for name, weight in norm.items()}
-        for theirs, ours in HEAD_NORMS.items():
-            if f"{prefix}.{ours}.weight" in self.shapes:
-                weights |= self._norm(f"{scope}/{theirs}", f"{prefix}.{ours}", None)
-        return weights
-
-    def _norm(self, theirs: str, ours: str, axis: int | None) -> Weights:
+    def _norm(
+        self, theirs: str, ours: str, *, axis: int | None = 0, factor: float = 1.0
+    ) -> Weights:
+        """Return the weights of a norm, as far as our network has it, times a factor."""
+        names = {f"{ours}.weight": f"{theirs}/gamma", f"{ours}.bias": f"{theirs}/beta"}
         return {
-            f"{ours}.{key}": self._ordered(
-                self._tensor(f"{theirs}/{name}", self.shapes[f"{ours}.{key}"]), axis
-            )
-            for key, name in (("weight", "gamma"), ("bias", "beta"))
-            if f"{ours}.{key}" in self.shapes
+            name: _times(self._ordered(self._tensor(stored, self.shapes[name]), axis), factor)
+            for name, stored in names.items()
+            if name in self.shapes
         }
 
     def _bias_by_distance(self, side: str, stack: Stack) -> Weights:
@@ -252,12 +213,10 @@ class Reader:
         return {f"{prefix}.table.weight": table}
 
     def _output_bias(self, ids: Tensor) -> Tensor:
-        name = f"{PROJECTION}/bias"
-        theirs = torch.zeros(int(ids.max()) + 1)
+        name, theirs = f"{PROJECTION}/bias", None
         if name in self.stored:
             theirs = self._tensor(name, (self.stored.shape(f"{PROJECTION}/weight")[0],))
-        bias = theirs[ids.clamp(min=0)].clamp(min=ABSENT)
-        return torch.where(ids < 0, ABSENT, bias)
+        return output_bias(theirs, ids)
 
     def _table(self, name: str, ids: Tensor) -> Tensor:
         """Return a row for each of our tokens, zeros for those that they do not have."""

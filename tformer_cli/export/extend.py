@@ -17,7 +17,7 @@ from tformer_cli.config.schema.text import (
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import UsageError
 from tformer_cli.export.run import write_run
-from tformer_cli.storage.atomic import check_absent, new_directory
+from tformer_cli.storage.atomic import check_absent
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.vocabulary import tag_ids
@@ -62,8 +62,7 @@ def extend_run(
     with torch.no_grad():
         rows = embeddings[list(tag_ids([target_token(x) for x in models], extended.tags))]
         embeddings[tag_ids([tag], extended.tags)] = rows.mean(dim=0)
-    with new_directory(output.path) as temporary:
-        write_run(replace(trained, config=config), RunDirectory(temporary))
+    write_run(replace(trained, config=config), output.path)
     return tag
 
 

@@ -20,7 +20,7 @@ from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Ids, Tokenizers
+from tformer_cli.text.tokenizer import Ids, Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import tag_ids
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -105,18 +105,20 @@ def filled(template: str, **values: object) -> str:
     return Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
 
 
+def sentencepiece_model(tokenizer: Tokenizer) -> bytes:
+    """Return the serialized sentencepiece model of a tokenizer of subwords."""
+    return tokenizer.model if isinstance(tokenizer, MarianTokenizer) else tokenizer.content
+
+
 def sentencepiece_models(tokenizers: Tokenizers) -> dict[str, bytes]:
     """Return the sentencepiece models of both sides by file name without suffix."""
-    source, target = tokenizers.source, tokenizers.target
-    if isinstance(source, M2MTokenizer):
-        return {"shared": source.model}
-    if isinstance(source, MarianTokenizer) and isinstance(target, MarianTokenizer):
-        return {"source": source.model, "target": target.model}
-    if source.kind != "subword":
+    source = tokenizers.source
+    if source.kind in ("word", "char"):
         return {}
-    if tokenizers.shared:
-        return {"shared": source.content}
-    return {"source": source.content, "target": target.content}
+    is_one = source.kind == "m2m" or (source.kind == "subword" and tokenizers.shared)
+    names = ("shared", "shared") if is_one else ("source", "target")
+    models = map(sentencepiece_model, (source, tokenizers.target))
+    return dict(zip(names, models, strict=True))
 
 
 def write_sentencepiece_models(tokenizers: Tokenizers, folder: Path) -> None:

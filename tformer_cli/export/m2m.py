@@ -6,7 +6,7 @@ Text that is spelled like a special token or a language means something to trans
 plain text to us; all other text has the same ids.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +24,6 @@ from tformer_cli.export.format import example_languages, filled
 from tformer_cli.export.m2m_settings import (
     SENTENCEPIECE_FILE,
     VOCABULARY_FILE,
-    Shape,
     config_json,
     direction,
     language_settings,
@@ -32,35 +31,27 @@ from tformer_cli.export.m2m_settings import (
     read_shape,
     search_settings,
 )
-from tformer_cli.export.marian import check_files, check_layers, check_num_layers
-from tformer_cli.export.marian_settings import (
+from tformer_cli.export.marian_weights import OUTSIDE, TABLES, table_names, weight_names
+from tformer_cli.export.settings import (
     LANGUAGES_FILE,
     SEARCH_FILE,
     SETTINGS_FILE,
+    check_files,
     data_config,
     read_search,
 )
-from tformer_cli.export.marian_weights import (
-    ABSENT,
+from tformer_cli.export.weights import (
     BIAS,
     LOGITS_BIAS,
-    OUTPUT,
-    OUTSIDE,
-    SHARED,
-    SOURCE,
-    TARGET,
-    Weights,
-    check_weights,
-    deinterleave,
-    interleave,
+    SIDES,
+    Names,
+    StoredWeights,
     our_weights,
     read_weights,
-    table_names,
-    weight_names,
+    to_theirs,
     weights_file,
     write_weights,
 )
-from tformer_cli.model.build import build_with_weights
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
@@ -69,11 +60,7 @@ from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 
-FAMILY, LOADER = "an M2M-100, NLLB or mBART model", "AutoModelForSeq2SeqLM"
-SIDES = "encoder", "decoder"
-# Our names outside the layers by theirs.
-NORMS = {"norm": "layer_norm"}
-EMBEDDING_NORMS = {"embeddings.norm": "layernorm_embedding"}
+# Their names outside the layers by ours.
 POSITIONS = {f"{x}.embeddings.positions.weight": f"model.{x}.embed_positions.weight" for x in SIDES}
 
 
@@ -101,8 +88,11 @@ class M2MFormat(ImportedFormat):
         config, tokenizer = trained.config, trained.tokenizers.target
         assert isinstance(config.model, EncoderDecoderConfig)
         assert isinstance(tokenizer, M2MTokenizer)
-        ours = our_weights(trained.model)
-        write_weights(folder, to_theirs(ours, their_ids(tokenizer), config.model))
+        ours, ids = our_weights(trained.model), their_ids(tokenizer)
+        weights = to_theirs(ours, m2m_names(config.model), (ids, ids))
+        if config.model.embedding_norm:
+            weights[LOGITS_BIAS] = ours[BIAS][None, ids]
+        write_weights(folder, weights)
         size = len(tokenizer.vocabulary)
         write_json(folder / SETTINGS_FILE, config_json(config, size))
         write_json(folder / SEARCH_FILE, search_settings(config, tokenizer.vocabulary))
@@ -136,48 +126,35 @@ def read_m2m(
     model, and the two are what it translates by default.
     """
     file = weights_file(folder)
-    check_files(folder, (SETTINGS_FILE, SENTENCEPIECE_FILE), FAMILY, LOADER)
+    needed, family = (SETTINGS_FILE, SENTENCEPIECE_FILE), "an M2M-100, NLLB or mBART model"
+    check_files(folder, file, needed, family, "AutoModelForSeq2SeqLM")
     shape = read_shape(folder / SETTINGS_FILE)
     decoding = read_search(folder / SEARCH_FILE)
     content = (folder / SENTENCEPIECE_FILE).read_bytes()
     stored = read_weights(file)
-    # Tables come first: they say how large the rest can be.
-    _check_tables(file, stored, shape)
+    names = m2m_names(shape.model, stored.weights)
+    stored.check_tables(names, (shape.size, shape.size), shape.model.dim)
     languages = read_languages(folder, content, shape.size)
     source, target = direction(languages, folder, (source_language, target_language))
     serialized = m2m_file(content, languages.vocabulary, languages.tokens)
     tokenizer = M2MTokenizer(serialized, Normalizer(), name=str(folder / SENTENCEPIECE_FILE))
     data = replace(data_config(source, target), language_marks="tokens")
-    model = _model(file, stored, shape.model, tokenizer)
-    config = Config(
-        data=data,
-        tokenizer=M2MConfig(),
-        model=shape.model,
-        decoding=decoding,
-    )
-    return TrainedModel(
-        within_positions(config), Tokenizers(tokenizer, tokenizer, shared=True), model, step=0
-    )
-
-
-def _check_tables(file: Path, stored: Mapping[str, Tensor], shape: Shape) -> None:
-    tables = set(table_names(shape.model, stored).values())
-    expected = dict.fromkeys(tables, (shape.size, shape.model.dim))
-    if LOGITS_BIAS in stored and shape.model.embedding_norm:
-        expected[LOGITS_BIAS] = 1, shape.size
-    check_weights(file, {name: stored[name] for name in expected if name in stored}, expected)
+    model = _model(stored, names, shape.model, tokenizer)
+    config = Config(data=data, tokenizer=M2MConfig(), model=shape.model, decoding=decoding)
+    tokenizers = Tokenizers(tokenizer, tokenizer, shared=True)
+    return TrainedModel(within_positions(config), tokenizers, model, step=0)
 
 
 def _model(
-    file: Path, stored: Mapping[str, Tensor], config: EncoderDecoderConfig, tokenizer: M2MTokenizer
+    stored: StoredWeights, names: Names, config: EncoderDecoderConfig, tokenizer: M2MTokenizer
 ) -> Seq2Seq:
-    check_num_layers(config, len(stored), file.with_name(SETTINGS_FILE))
-    size = tokenizer.size
-    names = {ours: theirs for ours, theirs, _ in _names(config)}
-    outside = OUTSIDE - {*names.values()} | {f"{name}s" for name in POSITIONS.values()}
-    check_layers(file, stored, names, outside, config, (size, size))
-    weights = to_ours(stored, their_ids(tokenizer), size, config)
-    return build_with_weights(config, weights, source_size=size, target_size=size)
+    rows, ids = torch.full((tokenizer.size,), -1), their_ids(tokenizer)
+    rows[ids] = torch.arange(len(ids))
+    # In old folders sinusoids, which are the same in every model, have another name.
+    outside = OUTSIDE | {f"{name}s" for name in POSITIONS.values()}
+    if config.positions.kind == "learned":
+        outside -= {*POSITIONS.values()}
+    return stored.network(names, (rows, rows), config, outside=outside)
 
 
 def their_ids(tokenizer: M2MTokenizer) -> Tensor:
@@ -187,26 +164,9 @@ def their_ids(tokenizer: M2MTokenizer) -> Tensor:
     return torch.tensor(ids)
 
 
-def to_ours(
-    theirs: Mapping[str, Tensor], ids: Tensor, size: int, config: EncoderDecoderConfig
-) -> Weights:
-    """Return our weights under all their names, for our ids (n,) of their tokens."""
-    weights = {ours: interleave(theirs[name], axis) for ours, name, axis in _names(config)}
-    table = next(theirs[name] for name in table_names(config, theirs).values())
-    rows = table.new_zeros(size, config.dim)
-    rows[ids] = interleave(table, _axis(config, 1))
-    bias = table.new_full((size,), ABSENT)
-    bias[ids] = theirs[LOGITS_BIAS][0] if LOGITS_BIAS in theirs else 0.0
-    return weights | dict.fromkeys((SOURCE, TARGET, OUTPUT), rows) | {BIAS: bias}
-
-
-def to_theirs(ours: Mapping[str, Tensor], ids: Tensor, config: EncoderDecoderConfig) -> Weights:
-    """Return their weights, the shared table once, from ours under all their names."""
-    weights = {theirs: deinterleave(ours[name], axis) for name, theirs, axis in _names(config)}
-    weights[SHARED] = deinterleave(ours[TARGET][ids], _axis(config, 1))
-    if config.embedding_norm:
-        weights[LOGITS_BIAS] = ours[BIAS][ids][None]
-    return weights
+def m2m_names(config: EncoderDecoderConfig, stored: Container[str] = TABLES) -> Names:
+    """Return their names of our weights, given the names that a file has."""
+    return Names(_layer_names(config), table_names(config, stored), _axis(config, 1))
 
 
 def _axis(config: EncoderDecoderConfig, axis: int | None) -> int | None:
@@ -214,11 +174,13 @@ def _axis(config: EncoderDecoderConfig, axis: int | None) -> int | None:
     return axis if config.positions.kind == "sinusoidal" else None
 
 
-def _names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str, int | None]]:
+def _layer_names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str, int | None]]:
     """Yield our name and theirs of each weight but tables of tokens, and its axis as in Marian."""
     for ours, theirs, axis in weight_names(config):
         yield ours, theirs, _axis(config, axis)
-    norms = NORMS | (EMBEDDING_NORMS if config.embedding_norm else {})
+    norms = {"norm": "layer_norm"}
+    if config.embedding_norm:
+        norms["embeddings.norm"] = "layernorm_embedding"
     for side in SIDES:
         for ours, theirs in norms.items():
             for part in ("weight", "bias"):

@@ -14,17 +14,14 @@ from tformer_cli.config.schema.model import (
     SinusoidalPositions,
 )
 from tformer_cli.errors import CheckpointError, Problem, UsageError
-from tformer_cli.export.marian_settings import (
-    DROPOUTS,
+from tformer_cli.export.settings import (
     LANGUAGES_FILE,
-    OUR_ACTIVATIONS,
     RESTORE,
     SETTINGS_FILE,
-    SIZES,
-    THEIR_ACTIVATIONS,
     Settings,
     json_object,
-    read_sizes,
+    network_settings,
+    read_network,
     search_limits,
     vocabulary_ids,
 )
@@ -95,9 +92,7 @@ def read_shape(file: Path) -> Shape:
             settings.note(Problem(key, f"must be {number}, as in M2M-100, NLLB and mBART-50", got))
     positions = settings.take("max_position_embeddings", int)
     model = EncoderDecoderConfig(
-        **read_sizes(settings),  # type: ignore[arg-type]
-        **{ours: settings.take(theirs, float) for theirs, ours in DROPOUTS.items()},  # type: ignore[arg-type]
-        activation=settings.choose("activation_function", OUR_ACTIVATIONS),
+        **read_network(settings),
         norm_epsilon=1e-5,
         positions=SinusoidalPositions(frequencies="tensor2tensor", offset=OFFSET)
         if kind == "m2m_100"
@@ -229,15 +224,10 @@ def config_json(config: Config, size: int) -> dict[str, Any]:
     assert isinstance(model, EncoderDecoderConfig)
     kind = "mbart" if model.embedding_norm else "m2m_100"
     return {
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
-        "is_encoder_decoder": True,
-        **{theirs: getattr(model, ours) for theirs, ours in SIZES.items()},
-        "activation_function": THEIR_ACTIVATIONS[model.activation],
+        **network_settings(model, kind, ARCHITECTURES[kind]),
         "scale_embedding": True,
         "tie_word_embeddings": True,
         "max_position_embeddings": model.max_length or 1024,
-        **{theirs: model.own_dropout(getattr(model, ours)) for theirs, ours in DROPOUTS.items()},
         "vocab_size": size,
         **IDS,
     }

@@ -6,7 +6,7 @@ that is spelled like a special token, or begins with a language code (`>>de<<`),
 Marian and is plain text to us; all other text has the same ids.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -18,40 +18,44 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.export.check import ImportedFormat
-from tformer_cli.export.format import filled
+from tformer_cli.export.format import filled, sentencepiece_model
 from tformer_cli.export.marian_settings import (
-    LANGUAGES_FILE,
     OUR_IDS,
-    RESTORE,
-    SEARCH_FILE,
-    SETTINGS_FILE,
     SPECIAL_IDS,
     Shape,
     config_json,
-    data_config,
     language_settings,
     read_languages,
-    read_search,
     read_shape,
     search_settings,
     unsupported_by_marian,
-    vocabulary_ids,
 )
 from tformer_cli.export.marian_weights import (
-    LOGITS_BIAS,
     OUTSIDE,
-    SOURCE,
-    check_weights,
+    marian_names,
+    scale_down,
+    shared_ids,
+    suppressed_bias,
+)
+from tformer_cli.export.settings import (
+    LANGUAGES_FILE,
+    RESTORE,
+    SEARCH_FILE,
+    SETTINGS_FILE,
+    check_files,
+    data_config,
+    read_search,
+    vocabulary_ids,
+)
+from tformer_cli.export.weights import (
+    LOGITS_BIAS,
+    StoredWeights,
     our_weights,
     read_weights,
-    table_names,
-    to_ours,
     to_theirs,
-    weight_names,
     weights_file,
     write_weights,
 )
-from tformer_cli.model.build import build_model, build_with_weights
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
@@ -60,7 +64,6 @@ from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 
-PICKLE_FILE = "pytorch_model.bin"
 VOCABULARY_FILE, TARGET_VOCABULARY_FILE = "vocab.json", "target_vocab.json"
 PIECES_FILES = "source.spm", "target.spm"
 
@@ -78,7 +81,11 @@ class MarianFormat(ImportedFormat):
         assert isinstance(config.model, EncoderDecoderConfig)
         source, target = map(vocabulary, (tokenizers.source, tokenizers.target))
         suppressed = tokenizers.target.suppressed_ids
-        write_weights(folder, to_theirs(our_weights(trained.model), suppressed, config.model))
+        ours = our_weights(trained.model)
+        ids = shared_ids(tokenizers.source.size), shared_ids(tokenizers.target.size)
+        weights = to_theirs(ours, marian_names(config.model), ids)
+        weights[LOGITS_BIAS] = suppressed_bias(ours, suppressed)[None, ids[1]]
+        write_weights(folder, weights)
         write_json(folder / SETTINGS_FILE, config_json(config, len(source), len(target)))
         write_json(folder / SEARCH_FILE, search_settings(config))
         write_json(folder / LANGUAGES_FILE, language_settings(config))
@@ -87,8 +94,7 @@ class MarianFormat(ImportedFormat):
             write_json(folder / TARGET_VOCABULARY_FILE, target)
         sides = tokenizers.source, tokenizers.target
         for name, side in zip(PIECES_FILES, sides, strict=True):
-            content = side.model if isinstance(side, MarianTokenizer) else side.content
-            (folder / name).write_bytes(content)
+            (folder / name).write_bytes(sentencepiece_model(side))
 
     def read(self, folder: Path) -> TrainedModel:
         return read_marian(folder)
@@ -107,10 +113,17 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 class Side(NamedTuple):
-    """The tokenizer of a language, and Marian's ids (n,) of the tokens that it has too."""
+    """The tokenizer of a language, and Marian's rows (n,) of its tokens; -1 of those it lacks."""
 
     tokenizer: MarianTokenizer
-    ids: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: MarianTokenizer, rows: Sequence[int]) -> "Side":
+        """Return a side with the rows of the tokens of `shared_ids`."""
+        every = torch.full((tokenizer.size,), -1)
+        every[shared_ids(tokenizer.size)] = torch.tensor(rows)
+        return cls(tokenizer, every)
 
 
 def read_marian(
@@ -121,7 +134,8 @@ def read_marian(
     Nothing is unpickled. Arguments and errors are those of `import_run`.
     """
     names = (SETTINGS_FILE, *PIECES_FILES, VOCABULARY_FILE, LANGUAGES_FILE)
-    check_files(folder, names, "a Marian model", "MarianMTModel")
+    file = weights_file(folder)
+    check_files(folder, file, names, "a Marian model", "MarianMTModel")
     shape = read_shape(folder / SETTINGS_FILE)
     decoding = read_search(folder / SEARCH_FILE)
     languages = read_languages(folder / LANGUAGES_FILE)
@@ -132,8 +146,8 @@ def read_marian(
     target_file = TARGET_VOCABULARY_FILE if languages.are_separate else VOCABULARY_FILE
     source = _side(folder, PIECES_FILES[0], VOCABULARY_FILE, shape.source_size)
     target = _side(folder, PIECES_FILES[1], target_file, shape.target_size)
-    _check_special_ids(folder, target_file, shape, target.ids)
-    model = _model(weights_file(folder), shape, source, target)
+    _check_special_ids(folder, target_file, shape, target.rows)
+    model = _model(read_weights(file), shape, source, target)
     tokenizers = Tokenizers(source.tokenizer, target.tokenizer, not languages.are_separate)
     config = Config(
         data=data_config(source_language or languages.source, target_language or languages.target),
@@ -142,31 +156,6 @@ def read_marian(
         decoding=decoding,
     )
     return TrainedModel(config, tokenizers, model, step=0)
-
-
-def check_files(folder: Path, names: Sequence[str], kind: str, model: str) -> None:
-    """Refuse a pickle, and a folder without weights or one of its files.
-
-    `kind` is of the model as people call it, `model` its class of transformers.
-    """
-    weights = weights_file(folder)
-    check_pickle(folder, weights, model)
-    for name in (weights.name, *names):
-        if not (folder / name).is_file():
-            remedy = f"name a folder of {kind} as transformers saves it"
-            raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
-
-
-def check_pickle(folder: Path, weights: Path, loader: str) -> None:
-    """Refuse a folder that has weights as a pickle only, which transformers' `loader` converts."""
-    if (folder / PICKLE_FILE).exists() and not weights.exists():
-        saving = f"{loader}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-        raise CheckpointError(
-            str(folder / PICKLE_FILE),
-            f"is a pickle, which can run any program; only {weights.name} is read",
-            remedy="if you trust it, convert it: "
-            f'python -c "from transformers import {loader}; {saving}"',
-        )
 
 
 def _side(folder: Path, pieces_name: str, vocabulary_name: str, size: int) -> Side:
@@ -182,76 +171,27 @@ def _side(folder: Path, pieces_name: str, vocabulary_name: str, size: int) -> Si
     model_file = folder / pieces_name
     content = marian_file(model_file.read_bytes(), pieces)
     tokenizer = MarianTokenizer(content, Normalizer(), name=str(model_file))
-    return Side(tokenizer, torch.tensor([ids[piece] for piece in (*OUR_IDS, *pieces)]))
+    return Side.of(tokenizer, [ids[piece] for piece in (*OUR_IDS, *pieces)])
 
 
-def _check_special_ids(folder: Path, name: str, shape: Shape, ids: Tensor) -> None:
+def _check_special_ids(folder: Path, name: str, shape: Shape, rows: Tensor) -> None:
     """Check that config.json has the special ids of the target vocabulary."""
-    theirs = dict(zip(OUR_IDS, ids.tolist(), strict=False))
     problems = []
     for key, token, got in (
         ("eos_token_id", "</s>", shape.end_id),
         ("pad_token_id", "<pad>", shape.pad_id),
     ):
-        if got != theirs[token]:
-            what = f"must be {theirs[token]}, the id of {token} in {name}"
+        if got != (row := int(rows[OUR_IDS[token]])):
+            what = f"must be {row}, the id of {token} in {name}"
             problems.append(Problem(f"{folder / SETTINGS_FILE}: {key}", what, str(got)))
     if problems:
         raise ConfigError(problems)
 
 
-def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
-    stored = read_weights(file)
-    config = shape.model
-    # Tables come first: they say how large the rest can be.
-    tables = {
-        name: (shape.source_size if ours == SOURCE else shape.target_size, config.dim)
-        for ours, name in table_names(config, stored).items()
-    }
-    if LOGITS_BIAS in stored:
-        tables[LOGITS_BIAS] = 1, shape.target_size
-    check_weights(file, {name: stored[name] for name in tables if name in stored}, tables)
-    sizes = source.tokenizer.size, target.tokenizer.size
-    check_num_layers(config, len(stored), file.with_name(SETTINGS_FILE))
-    names = {ours: theirs for ours, theirs, _ in weight_names(config)}
-    check_layers(file, stored, names, OUTSIDE, config, sizes)
-    return model_of(stored, shape, source, target)
-
-
-def check_layers(
-    file: Path,
-    stored: Mapping[str, Tensor],
-    names: Mapping[str, str],
-    outside: Container[str],
-    config: EncoderDecoderConfig,
-    sizes: tuple[int, int],
-) -> None:
-    """Check the weights of a file, those `outside` excepted; `names` are theirs by ours."""
-    shapes = layer_shapes(config, sizes)
-    inside = {name: weight for name, weight in stored.items() if name not in outside}
-    check_weights(file, inside, {theirs: shapes[ours] for ours, theirs in names.items()})
-
-
-def check_num_layers(config: EncoderDecoderConfig, num_stored: int, settings: Path) -> None:
-    """Check that a file of settings describes no more layers than there are stored weights."""
-    num_layers = config.num_encoder_layers + config.num_decoder_layers
-    if num_layers > num_stored:
-        # Every layer has weights, so too many layers fail before they are named and built.
-        what = f"describes more layers than the {num_stored} weights that the folder has"
-        raise CheckpointError(str(settings), what, got=str(num_layers), remedy=RESTORE)
-
-
-def layer_shapes(
-    config: EncoderDecoderConfig, sizes: tuple[int, int]
-) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by our names."""
-    with torch.device("meta"):
-        model = build_model(config, source_size=sizes[0], target_size=sizes[1], seed=0)
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-
-
-def model_of(stored: Mapping[str, Tensor], shape: Shape, source: Side, target: Side) -> Seq2Seq:
-    """Return our model of Marian's weights, by the names that transformers has for them."""
-    weights = to_ours(stored, source.ids, target.ids, shape.model, is_scaled=shape.is_scaled)
-    sizes = {"source_size": source.tokenizer.size, "target_size": target.tokenizer.size}
-    return build_with_weights(shape.model, weights, **sizes)
+def _model(stored: StoredWeights, shape: Shape, source: Side, target: Side) -> Seq2Seq:
+    names = marian_names(shape.model, stored.weights)
+    stored.check_tables(names, (shape.source_size, shape.target_size), shape.model.dim)
+    model = stored.network(names, (source.rows, target.rows), shape.model, outside=OUTSIDE)
+    if not shape.is_scaled:
+        scale_down(model, shape.model)
+    return model

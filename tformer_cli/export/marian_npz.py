@@ -6,7 +6,6 @@ search ends by another rule than ours.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -19,15 +18,8 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export.check import ImportedFormat
-from tformer_cli.export.format import filled
-from tformer_cli.export.marian import (
-    PIECES_FILES,
-    Side,
-    check_num_layers,
-    layer_shapes,
-    model_of,
-    vocabulary,
-)
+from tformer_cli.export.format import filled, sentencepiece_model
+from tformer_cli.export.marian import PIECES_FILES, Side
 from tformer_cli.export.marian_npz_settings import (
     ACTIVATIONS,
     DECODER_FILE,
@@ -41,28 +33,17 @@ from tformer_cli.export.marian_npz_settings import (
     read_vocabulary,
     vocabulary_text,
 )
-from tformer_cli.export.marian_npz_weights import (
-    from_npz,
-    npz_shapes,
-    read_npz,
-    start_from_zero,
-    table_names,
-    to_npz,
-)
-from tformer_cli.export.marian_settings import RESTORE, Shape, data_config, unsupported_by_marian
-from tformer_cli.export.marian_weights import (
-    LOGITS_BIAS,
-    SOURCE_EMBEDDINGS,
-    check_weights,
-    our_weights,
-    to_theirs,
-)
+from tformer_cli.export.marian_npz_weights import npz_names, read_npz, start_from_zero, to_npz
+from tformer_cli.export.marian_settings import unsupported_by_marian
+from tformer_cli.export.marian_weights import suppressed_bias
+from tformer_cli.export.settings import RESTORE, data_config
+from tformer_cli.export.weights import LOGITS_BIAS, our_weights, to_theirs
 from tformer_cli.storage.atomic import atomic_write, write_text
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import MarianTokenizer, marian_file, sentencepiece_processor
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 
 # Of both languages.
 VOCABULARY_MODEL = "vocab.spm"
@@ -87,14 +68,12 @@ class MarianNpzFormat(ImportedFormat):
             for name, content in side.files.items():
                 (folder / name).write_bytes(content)
         ours = start_from_zero(our_weights(trained.model), config)
-        suppressed = tokenizers.target.suppressed_ids
-        weights = to_theirs(ours, suppressed, replace(config, output_bias=True))
-        source, target = (_rows(*pair) for pair in zip(both, sides, strict=True))
-        rows = dict.fromkeys((*table_names(config), LOGITS_BIAS), target)
-        if SOURCE_EMBEDDINGS in rows:
-            rows[SOURCE_EMBEDDINGS] = source
+        source, target = (_ids(*pair) for pair in zip(both, sides, strict=True))
+        weights = to_theirs(ours, npz_names(config), (source, target))
+        bias = suppressed_bias(ours, tokenizers.target.suppressed_ids)
+        weights[LOGITS_BIAS] = bias[None, target]
         settings = yaml.safe_dump(model_settings(config, (len(source), len(target))))
-        arrays = to_npz(weights, rows, config)
+        arrays = to_npz(weights)
         arrays[MODEL_SETTINGS] = np.frombuffer(f"{settings}\0".encode(), np.int8)
         with atomic_write(folder / NPZ_FILE) as temporary, temporary.open("wb") as file:
             # No array is named as an option of the function.
@@ -147,7 +126,7 @@ def _npz_side(tokenizer: Tokenizer, name: str) -> NpzSide:
     Marian splits text itself by a model that has exactly the pieces of the vocabulary. Any other
     vocabulary is a list, and Marian reads pieces.
     """
-    model = _sentencepiece_model(tokenizer)
+    model = sentencepiece_model(tokenizer)
     pieces = tokenizer.tokens(range(NUM_SPECIAL, tokenizer.size))
     own = _pieces(model, name)
     if [x for x in own if x not in SPECIAL_TOKENS] == pieces and set(REQUIRED) <= set(own):
@@ -157,20 +136,18 @@ def _npz_side(tokenizer: Tokenizer, name: str) -> NpzSide:
     return NpzSide({name: model, listed: vocabulary_text(tokens).encode()}, name, listed, tokens)
 
 
-def _sentencepiece_model(tokenizer: Tokenizer) -> bytes:
-    return tokenizer.model if isinstance(tokenizer, MarianTokenizer) else tokenizer.content
-
-
 def _pieces(model: bytes, name: str) -> list[str]:
     processor = sentencepiece_processor(model, name, RESTORE)
     return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
 
 
-def _rows(tokenizer: Tokenizer, side: NpzSide) -> torch.Tensor:
-    """Return the rows (V,) of transformers' tables that Marian's tokens have."""
-    ids = vocabulary(tokenizer)
-    # Other special tokens have the row of `<pad>`, which no source has, and no probability.
-    return torch.tensor([ids.get(token, ids["<pad>"]) for token in side.tokens])
+def _ids(tokenizer: Tokenizer, side: NpzSide) -> torch.Tensor:
+    """Return our ids (V,) of Marian's tokens."""
+    pieces = tokenizer.tokens(range(NUM_SPECIAL, tokenizer.size))
+    ids = dict(zip(REQUIRED, (EOS_ID, UNK_ID), strict=True))
+    ids |= {piece: i for i, piece in enumerate(pieces, start=NUM_SPECIAL)}
+    # Other special tokens have the row of `<s>`, which no source has, and no probability.
+    return torch.tensor([ids.get(token, BOS_ID) for token in side.tokens])
 
 
 def read_marian_npz(
@@ -195,16 +172,10 @@ def read_marian_npz(
     if config.tie_embeddings == "all" and not is_shared:
         what = f"has one embedding table, but {DECODER_FILE} names two vocabularies that differ"
         raise CheckpointError(str(settings.model), what, remedy=RESTORE)
-    shape = Shape(config, len(source_tokens), len(target_tokens), 0, 0, is_scaled=True)
-    sizes = source.tokenizer.size, target.tokenizer.size
-    check_num_layers(config, len(stored), settings.model)
-    shapes = layer_shapes(config, sizes)
-    numbers = shape.source_size, shape.target_size
-    check_weights(
-        settings.model, stored, npz_shapes(shapes, config, numbers, stored), MODEL_SETTINGS
-    )
-    weights = from_npz(stored, config, shape.target_size)
-    model = model_of(weights, shape, source, target)
+    names = npz_names(config, stored.weights)
+    stored.check_tables(names, (len(source_tokens), len(target_tokens)), config.dim)
+    outside = {*names.tables.values(), LOGITS_BIAS}
+    model = stored.network(names, (source.rows, target.rows), config, outside=outside)
     whole = Config(
         data=data_config(source_language or "source", target_language or "target"),
         tokenizer=MarianConfig(shared=is_shared),
@@ -235,6 +206,5 @@ def _read_side(file: Path, pieces_file: Path) -> tuple[Side, list[str]]:
     pieces = [token for token in tokens if token not in SPECIAL_TOKENS]
     tokenizer = MarianTokenizer(marian_file(model, pieces), Normalizer(), name=str(pieces_file))
     ids = {token: i for i, token in enumerate(tokens)}
-    # Behind the tokens is the row of `<pad>`.
-    order = [*(ids[token] for token in REQUIRED), len(tokens), *(ids[piece] for piece in pieces)]
-    return Side(tokenizer, torch.tensor(order)), tokens
+    # It has no start token.
+    return Side.of(tokenizer, [*(ids[x] for x in REQUIRED), -1, *(ids[x] for x in pieces)]), tokens

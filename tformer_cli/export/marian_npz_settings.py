@@ -14,7 +14,7 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, Greed
 from tformer_cli.config.schema.model import EncoderDecoderConfig, SinusoidalPositions
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export import marian_settings
-from tformer_cli.export.marian_settings import RESTORE, Settings, json_object
+from tformer_cli.export.settings import RESTORE, Settings, json_object
 from tformer_cli.storage.atomic import check_regular
 
 DECODER_FILE, NPZ_FILE = "decoder.yml", "model.npz"

@@ -25,9 +25,9 @@ from tformer_cli.export.m2m_settings import ARCHITECTURES as M2M_TYPES
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_npz import MarianNpzFormat, read_marian_npz
 from tformer_cli.export.marian_npz_settings import DECODER_FILE
-from tformer_cli.export.marian_settings import SETTINGS_FILE, json_object
 from tformer_cli.export.onnx import OnnxFormat
 from tformer_cli.export.plain import PlainFormat, read_plain_folder
+from tformer_cli.export.settings import SETTINGS_FILE, json_object
 from tformer_cli.export.t5 import MODEL_TYPES as T5_TYPES
 from tformer_cli.export.t5 import T5Format, read_t5
 from tformer_cli.storage.atomic import check_absent, new_directory, write_text
@@ -187,8 +187,7 @@ def import_run(
     """
     check_absent(run.path)
     trained = read_model(folder, source_language=source_language, target_language=target_language)
-    with new_directory(run.path) as temporary:
-        write_run(trained, RunDirectory(temporary))
+    write_run(trained, run.path)
     return trained
 
 
@@ -222,12 +221,12 @@ def read_model(
     return read(folder, source_language=source_language, target_language=target_language)
 
 
-def write_run(trained: TrainedModel, run: RunDirectory) -> None:
-    """Write a run folder that has a model, and no training that could be resumed."""
-    write_text(run.config_file, dump_config(trained.config))
-    trained.tokenizers.save(run.tokenizer)
-    # It has taken no step of its own, whatever the model has: its name says what its state says.
-    checkpoint = run.checkpoint(0)
+def write_run(trained: TrainedModel, path: Path) -> None:
+    """Write a run folder, atomically, that has a model, and no training that could be resumed.
+
+    Raises:
+        TformerError: the folder exists or cannot be written.
+    """
     fingerprint = trained.tokenizers.fingerprint
     progress = TrainingProgress(
         data_fingerprint=fingerprint,
@@ -237,6 +236,12 @@ def write_run(trained: TrainedModel, run: RunDirectory) -> None:
     )
     # An optimizer before its first step has no state.
     optimizer = torch.optim.SGD(trained.model.parameters())
-    save_checkpoint(checkpoint, trained.model, optimizer, progress)
-    run.point("best", checkpoint)
-    run.point("last", checkpoint)
+    with new_directory(path) as temporary:
+        run = RunDirectory(temporary)
+        write_text(run.config_file, dump_config(trained.config))
+        trained.tokenizers.save(run.tokenizer)
+        # It has taken no step of its own, whatever the model has, and its state says so.
+        checkpoint = run.checkpoint(0)
+        save_checkpoint(checkpoint, trained.model, optimizer, progress)
+        run.point("best", checkpoint)
+        run.point("last", checkpoint)

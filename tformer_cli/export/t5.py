@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, target_token
 from tformer_cli.config.schema.model import EncoderDecoderConfig, T5Positions
@@ -19,27 +21,27 @@ from tformer_cli.config.schema.tokenizer import T5TokenizerConfig
 from tformer_cli.errors import CheckpointError, Problem, UsageError
 from tformer_cli.export.check import ImportedFormat
 from tformer_cli.export.format import filled
-from tformer_cli.export.marian import check_files
-from tformer_cli.export.marian_settings import (
+from tformer_cli.export.settings import (
     LANGUAGES_FILE,
     RESTORE,
     SEARCH_FILE,
     SETTINGS_FILE,
     Settings,
+    check_files,
     data_config,
+    differences,
     json_object,
     read_search,
     search_limits,
-    shown,
 )
-from tformer_cli.export.marian_weights import (
+from tformer_cli.export.t5_weights import OUTPUT_PROJECTION, OUTSIDE, output_projection, t5_names
+from tformer_cli.export.weights import (
     our_weights,
     read_weights,
+    to_theirs,
     weights_file,
     write_weights,
 )
-from tformer_cli.export.t5_weights import OUTPUT_PROJECTION, output_projection, to_ours, to_theirs
-from tformer_cli.model.build import build_with_weights
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import sentencepiece_processor
@@ -128,7 +130,10 @@ class T5Format(ImportedFormat):
         tokenizer, model = trained.tokenizers.source, trained.config.model
         assert isinstance(tokenizer, T5Tokenizer)
         assert isinstance(model, EncoderDecoderConfig)
-        write_weights(folder, to_theirs(our_weights(trained.model), tokenizer, model))
+        rows = torch.tensor(tokenizer.rows)
+        ids = rows.argsort()[tokenizer.rows.count(-1) :]
+        weights = to_theirs(our_weights(trained.model), t5_names(model), (ids, ids))
+        write_weights(folder, weights)
         write_json(folder / SETTINGS_FILE, config_json(trained.config, model, tokenizer))
         write_json(folder / SEARCH_FILE, search_json(trained.config, model, tokenizer))
         write_json(folder / LANGUAGES_FILE, tokenizer_json(tokenizer))
@@ -164,9 +169,7 @@ def unsupported_by_t5(config: Config) -> Iterator[Problem]:
             required["model.output_scale"] = model.dim**-0.5, model.output_scale
     if config.data.tags:
         required["data.train"] = "without tags", ", ".join(config.data.tags)
-    for key, (value, actual) in required.items():
-        if actual != value:
-            yield Problem(key, f"must be {shown(value)} in a T5 model", shown(actual))
+    yield from differences(required, "T5")
 
 
 def config_json(
@@ -241,19 +244,18 @@ def read_t5(
     Nothing is unpickled. Arguments and errors are those of `import_run`.
     """
     pieces_file = PIECES_FILE if (folder / PIECES_FILE).is_file() else TOKENIZER_FILE
-    check_files(folder, (SETTINGS_FILE, pieces_file), "a T5 model", "T5ForConditionalGeneration")
+    file, needed = weights_file(folder), (SETTINGS_FILE, pieces_file)
+    check_files(folder, file, needed, "a T5 model", "T5ForConditionalGeneration")
     settings = _settings(folder / SETTINGS_FILE)
     num_rows = settings.take("vocab_size", int)
     config = _network(settings)
-    file = weights_file(folder)
     stored = read_weights(file)
-    # Tables come first: they say how large the rest can be.
-    output = output_projection(file, stored, (num_rows, config.dim))
+    output = output_projection(stored, (num_rows, config.dim))
     config = replace(config, tie_embeddings="inputs" if output == OUTPUT_PROJECTION else "all")
     tokenizer = _tokenizer(folder / pieces_file, settings, num_rows)
-    weights = to_ours(file, stored, tokenizer, config)
-    size = tokenizer.size
-    model = build_with_weights(config, weights, source_size=size, target_size=size)
+    rows = torch.tensor(tokenizer.rows)
+    names = t5_names(config, stored.weights)
+    model = stored.network(names, (rows, rows), config, outside=OUTSIDE)
     source, prefixes = read_prefixes(settings.values, tokenizer)
     whole = Config(
         data=_data(source_language or source, target_language, prefixes),

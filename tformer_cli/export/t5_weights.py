@@ -1,38 +1,22 @@
-"""T5's weights by ours, both ways: their names, and rows of the tables.
+"""T5's names of our weights, and its tables of tokens."""
 
-Special tokens that T5 does not have, such as `<mask>`, get zero embeddings and an output bias that
-leaves them no probability.
-"""
-
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Container, Iterator
 
 import torch
-from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.marian import check_layers, check_num_layers
-from tformer_cli.export.marian_settings import RESTORE, SETTINGS_FILE
-from tformer_cli.export.marian_weights import (
-    ABSENT,
-    BIAS,
-    OUTPUT,
-    SOURCE,
-    TARGET,
-    Weights,
-    check_weights,
-    rows_of,
-)
-from tformer_cli.text.t5 import T5Tokenizer
+from tformer_cli.export.settings import RESTORE
+from tformer_cli.export.weights import OUTPUT, SOURCE, TARGET, Names, StoredWeights
 
 SHARED, OUTPUT_PROJECTION = "shared.weight", "lm_head.weight"
 EMBEDDINGS = (SHARED, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # In the files of T5 1.0, and used by no program.
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+OUTSIDE = {*EMBEDDINGS, OUTPUT_PROJECTION, UNUSED}
 
 
-def weight_names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str]]:
+def weight_names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str, None]]:
     """Yield our name and T5's of each weight, tables of tokens and the output bias excepted."""
     for stack, count in (
         ("encoder", config.num_encoder_layers),
@@ -41,11 +25,12 @@ def weight_names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str]]:
         blocks = dict(_block_names(config, has_cross_attention=stack == "decoder"))
         for number in range(count):
             for ours, theirs in blocks.items():
-                yield f"{stack}.layers.{number}.{ours}", f"{stack}.block.{number}.layer.{theirs}"
-        yield f"{stack}.norm.weight", f"{stack}.final_layer_norm.weight"
+                layer = f"{stack}.block.{number}.layer"
+                yield f"{stack}.layers.{number}.{ours}", f"{layer}.{theirs}", None
+        yield f"{stack}.norm.weight", f"{stack}.final_layer_norm.weight", None
         # The first layer's is for all.
         theirs = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        yield f"{stack}.bias.table.weight", f"{stack}.{theirs}"
+        yield f"{stack}.bias.table.weight", f"{stack}.{theirs}", None
 
 
 def _block_names(
@@ -65,52 +50,30 @@ def _block_names(
     yield "feedforward_norm.weight", f"{last}layer_norm.weight"
 
 
-def output_projection(file: Path, stored: Mapping[str, Tensor], shape: tuple[int, int]) -> str:
+def output_projection(stored: StoredWeights, shape: tuple[int, int]) -> str:
     """Check the tables (V, D) of tokens, and return the name of the output projection's.
 
     It is that of the embeddings if these are tied to it.
     """
-    first = next((name for name in EMBEDDINGS if name in stored), SHARED)
-    tables = [name for name in (*EMBEDDINGS, OUTPUT_PROJECTION) if name in stored]
-    expected = dict.fromkeys([first, *tables], shape)
-    check_weights(file, {name: stored[name] for name in tables}, expected)
+    weights = stored.weights
+    first = embeddings(weights)
+    tables = {x: weights[x] for x in (*EMBEDDINGS, OUTPUT_PROJECTION) if x in weights}
+    stored.check(tables, dict.fromkeys([first, *tables], shape))
     for name in tables:
-        if name != OUTPUT_PROJECTION and not torch.equal(stored[name], stored[first]):
+        if name != OUTPUT_PROJECTION and not torch.equal(tables[name], tables[first]):
             what = "has several embedding tables, and T5 has one"
-            raise CheckpointError(str(file), what, got=name, remedy=RESTORE)
-    projection = stored.get(OUTPUT_PROJECTION, stored[first])
-    return first if torch.equal(projection, stored[first]) else OUTPUT_PROJECTION
+            raise CheckpointError(str(stored.file), what, got=name, remedy=RESTORE)
+    projection = tables.get(OUTPUT_PROJECTION, tables[first])
+    return first if torch.equal(projection, tables[first]) else OUTPUT_PROJECTION
 
 
-def to_ours(
-    file: Path, stored: Mapping[str, Tensor], tokenizer: T5Tokenizer, config: EncoderDecoderConfig
-) -> Weights:
-    """Return our weights, shared ones under each of their names, from those of a checked file.
-
-    Raises:
-        CheckpointError: they are not those of the config.
-    """
-    check_num_layers(config, len(stored), file.with_name(SETTINGS_FILE))
-    names = dict(weight_names(config))
-    outside = {*EMBEDDINGS, OUTPUT_PROJECTION, UNUSED}
-    check_layers(file, stored, names, outside, config, (tokenizer.size, tokenizer.size))
-    weights = {ours: stored[theirs] for ours, theirs in names.items()}
-    rows = torch.tensor(tokenizer.rows)
-    embeddings = next(stored[name] for name in EMBEDDINGS if name in stored)
-    output = embeddings if config.tie_embeddings == "all" else stored[OUTPUT_PROJECTION]
-    weights[SOURCE] = weights[TARGET] = rows_of(embeddings, rows)
-    weights[OUTPUT] = rows_of(output, rows)
-    weights[BIAS] = torch.where(rows < 0, ABSENT, 0.0)
-    return weights
+def embeddings(stored: Container[str]) -> str:
+    """Return the name of the table of embeddings, given the names that a file has."""
+    return next((name for name in EMBEDDINGS if name in stored), SHARED)
 
 
-def to_theirs(
-    ours: Mapping[str, Tensor], tokenizer: T5Tokenizer, config: EncoderDecoderConfig
-) -> Weights:
-    """Return T5's weights, shared ones once, from ours under all their names."""
-    weights = {theirs: ours[name] for name, theirs in weight_names(config)}
-    ids = torch.tensor(tokenizer.rows).argsort()[tokenizer.rows.count(-1) :]
-    weights[SHARED] = ours[TARGET][ids]
-    if config.tie_embeddings != "all":
-        weights[OUTPUT_PROJECTION] = ours[OUTPUT][ids]
-    return weights
+def t5_names(config: EncoderDecoderConfig, stored: Container[str] = ()) -> Names:
+    """Return T5's names of our weights, given the names that a file has."""
+    table = embeddings(stored)
+    output = table if config.tie_embeddings == "all" else OUTPUT_PROJECTION
+    return Names(weight_names(config), {SOURCE: table, TARGET: table, OUTPUT: output}, axis=None)

@@ -13,7 +13,7 @@ from tformer_cli.corpus.reader import read_texts
 from tformer_cli.export.run import write_run
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.atomic import check_absent, new_directory
+from tformer_cli.storage.atomic import check_absent
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import trim
@@ -63,8 +63,7 @@ def trim_run(
     model = build_model(config.model, source_size=sizes[0], target_size=sizes[1], seed=0)
     _copy_weights(trained.model, model, ids)
     smaller = replace(trained, config=config, tokenizers=tokenizers, model=model)
-    with new_directory(output.path) as temporary:
-        write_run(smaller, RunDirectory(temporary))
+    write_run(smaller, output.path)
     before = trained.tokenizers.source.size, trained.tokenizers.target.size
     return Sizes(*before, trained.model.num_parameters()), Sizes(*sizes, model.num_parameters())
 

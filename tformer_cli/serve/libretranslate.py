@@ -68,7 +68,8 @@ class LibreTranslateApi:
         is_list = isinstance(fields["q"], list)
         texts = [text.split("\n") for text in (fields["q"] if is_list else [fields["q"]])]
         lines = [InputLine(line) for text in texts for line in text]
-        job = TranslationJob(lines, JobOptions(decoding, direction, count, scored=count > 1))
+        options = JobOptions(decoding, direction, count, others={"scored": count > 1})
+        job = TranslationJob(lines, options)
         translated = iter(await self.service.translate(request, queue, job, deadline))
         answers = [distinct_texts([next(translated) for _ in text]) for text in texts]
         content: dict[str, Any] = {"translatedText": [best for best, *_ in answers]}

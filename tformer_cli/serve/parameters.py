@@ -160,15 +160,17 @@ def job_of(
         decoding,
         direction,
         count,
-        mbr,
-        tags=tuple(fields.get("tag", ())),
-        banned=tuple(fields.get("ban", ())),
         terminology=tuple(f"{source}\t{target}" for source, target in terms.items()),
         has_phrases=has_phrases,
-        aligned=fields.get("alignments", False),
         drafted=fields.get("stream", False),
         inspected=any(fields.get(name) for name in ("defects", "repair", "keep")),
-        repair=fields.get("repair", False),
-        keep=tuple(fields.get("keep", ())),
+        others={
+            "mbr": mbr,
+            "tags": fields.get("tag", ()),
+            "banned": fields.get("ban", ()),
+            "aligned": fields.get("alignments", False),
+            "repair": fields.get("repair", False),
+            "keep": fields.get("keep", ()),
+        },
     )
     return TranslationJob(list(map(InputLine, texts, prefixes, phrases)), options)

@@ -13,7 +13,7 @@ from tformer_cli.errors import DataError, Problem, TformerError
 from tformer_cli.serve.model import ServedModel
 from tformer_cli.serve.refusal import Failed, Overloaded
 from tformer_cli.text.segments import Terminology
-from tformer_cli.translate.options import MBR
+from tformer_cli.translate.options import TranslateOptions
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.translator import TranslatedLine, Translator
 
@@ -32,33 +32,21 @@ class JobOptions:
         decoding: the search.
         direction: source and target language; None for those of a model that has no others.
         count: translations of each line.
-        mbr: minimum-Bayes-risk decoding; None ranks by the search.
-        tags: tags that each source begins with.
-        banned: phrases that no translation contains.
         terminology: lines of a source term, a tab and a target term.
         has_phrases: whether lines have required phrases.
-        scored: whether to compute scores.
-        aligned: whether to compute word alignments.
         drafted: whether to tell the translations as they grow.
         inspected: whether to name the defects of translations.
-        repair: whether to repair the translations that have some.
-        keep: kinds of spans that translations keep.
+        others: all that the translator alone needs.
     """
 
     decoding: DecodingConfig
     direction: Direction | None = None
     count: int = 1
-    mbr: MBR | None = None
-    tags: tuple[str, ...] = ()
-    banned: tuple[str, ...] = ()
     terminology: tuple[str, ...] = ()
     has_phrases: bool = False
-    scored: bool = True
-    aligned: bool = False
     drafted: bool = False
     inspected: bool = False
-    repair: bool = False
-    keep: tuple[str, ...] = ()
+    others: TranslateOptions = field(default_factory=TranslateOptions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,23 +172,20 @@ class TranslationQueue:
         for number, line in enumerate(window, 1):
             if line.prefix or line.phrases or terminology:
                 check_required(line, number, translator, terminology, self.model.max_length)
+        others: TranslateOptions = {
+            **options.others,
+            "decoding": options.decoding,
+            "terminology": terminology,
+            "inspected": options.inspected or translator.load_confidence() is not None,
+            "name": "text",
+            "on_warning": self._warn,
+        }
         (lines,) = translator.translate_windows(
             [window],
             options.count,
             has_phrases=options.has_phrases,
-            decoding=options.decoding,
-            mbr=options.mbr,
-            tags=options.tags,
-            banned=options.banned,
-            terminology=terminology,
-            scored=options.scored,
-            aligned=options.aligned,
-            inspected=options.inspected or translator.load_confidence() is not None,
-            repair=options.repair,
-            keep=options.keep,
-            name="text",
-            on_warning=self._warn,
             on_draft=drafts_of(batch) if options.drafted else None,
+            **others,
         )
         with self._changed:
             self.num_lines += len(lines)

@@ -1,7 +1,6 @@
 """Refusals: errors with a status of HTTP (RFC 9110, section 15), and the answers that say them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -12,10 +11,8 @@ from starlette.responses import JSONResponse, Response
 from tformer_cli.errors import (
     ConfigError,
     DataError,
-    Problem,
     TformerError,
     UsageError,
-    rename_arguments,
 )
 
 RETRY_SECONDS = 1
@@ -87,15 +84,10 @@ class Misdirected(Refusal):
     status = 421
 
 
-class Unprocessable(Refusal):
+class Unprocessable(ConfigError, Refusal):
     """Fields that break rules: all problems at once."""
 
     status = 422
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        first = problems[0]
-        super().__init__(first.where, first.what, got=first.got, remedy=first.remedy)
-        self.problems = tuple(problems)
 
 
 class Failed(Refusal):
@@ -132,26 +124,13 @@ def status_of(error: TformerError) -> int:
 
 def messages(error: TformerError) -> list[str]:
     """Return the message of each problem, with fields of a request for Python arguments."""
-    return [
-        str(
-            replace(
-                problem,
-                where=_in_fields(problem.where),
-                what=_in_fields(problem.what),
-                remedy=None if problem.remedy is None else _in_fields(problem.remedy),
-            )
-        )
-        for problem in error.problems
-    ]
 
-
-def _in_fields(text: str) -> str:
     def field(name: str, value: str) -> str | None:
         if name not in FIELDS:
             return None
         return f"{FIELDS[name]}={value}" if value else FIELDS[name]
 
-    return rename_arguments(text, field)
+    return [str(problem.renamed(field)) for problem in error.problems]
 
 
 def refusal_answer(error: TformerError, status: int | None = None) -> JSONResponse:

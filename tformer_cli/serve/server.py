@@ -13,7 +13,6 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from tformer_cli.choices import Backend, Quantization
 from tformer_cli.errors import StorageError, UsageError
 from tformer_cli.serve.app import build_app
 from tformer_cli.serve.guard import ApiKeys
@@ -28,64 +27,43 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def serve(
     runs: Sequence[Path],
+    load: Callable[[Path], Translator],
+    checkpoint: str,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    hosts: Collection[str] = (),
-    origins: Collection[str] = (),
-    api_keys: Path | None = None,
-    limits: Limits | None = None,
-    to: str | None = None,
-    source_language: str | None = None,
-    checkpoint: str = "best",
-    device: str = "auto",
-    precision: str | None = None,
-    backend: Backend = "auto",
-    quantization: Quantization | None = None,
-    log: Callable[[str], object] = lambda line: None,
+    host: str,
+    port: int,
+    hosts: Collection[str],
+    origins: Collection[str],
+    api_keys: Path | None,
+    limits: Limits,
+    log: Callable[[str], object],
 ) -> None:
     """Serve runs over HTTP until SIGINT or SIGTERM; requests that wait are answered first.
 
     Args:
         runs: run folders with different names.
+        load: returns the translator of a run as it is now; without a target language, it is one for
+            all directions of the run's texts.
+        checkpoint: that of `load`: best or last, of which a newer one is loaded when it is there;
+            or a name.
         host: address to listen on.
         port: port to listen on; 0 for one that is free.
         hosts: host names beside `host` and those of this machine that requests may name.
         origins: sites whose pages may ask, such as `https://example.org`.
         api_keys: file of keys, one a line, of which a request must have one; None for no keys.
         limits: limits of requests.
-        to: target language of runs that have several; None for all directions of their texts.
-        source_language: of a model that has several; None for that of its training texts.
-        checkpoint: best or last, of which a newer one is loaded when it is there; or a name.
-        device: as for `Translator.load`.
-        precision: as for `Translator.load`.
-        backend: as for `Translator.load`.
-        quantization: as for `Translator.load`.
         log: called with a line when the server listens, and for what concerns its models.
 
     Raises:
         TformerError: a run or a file is unusable, or the address cannot be listened on.
     """
-    limits = limits or Limits()
     check_names(runs)
     keys = ApiKeys() if api_keys is None else ApiKeys.read(api_keys)
     # Before the models, which take a while.
     with listening_socket(host, port) as listener:
         queues = []
         for run in runs:
-            load = partial(
-                Translator.load,
-                run,
-                to=to,
-                source_language=source_language,
-                checkpoint=checkpoint,
-                device=device,
-                precision=precision,
-                backend=backend,
-                quantization=quantization,
-                log=log,
-            )
-            model = ServedModel(RunDirectory(run), checkpoint, load, log)
+            model = ServedModel(RunDirectory(run), checkpoint, partial(load, run), log)
             model.into(model.directions[0]).tag_ids()  # refuses a run that needs `to`
             queues.append(TranslationQueue(model, limits.max_waiting, log))
         service = Service(queues=queues, limits=limits, keys=keys)

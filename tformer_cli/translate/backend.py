@@ -209,9 +209,7 @@ def engine_of_export(files: ModelFiles) -> CTranslate2Engine:
         what = "has an unknown quantization"
         raise CheckpointError(where, what, got=files.quantization, remedy="export the model again")
     quantization = quantizations[files.quantization]
-    return CTranslate2Engine.load(
-        files.directory, files.config.model, files.tokenizers, quantization
-    )
+    return CTranslate2Engine(files.directory, files.config.model, files.tokenizers, quantization)
 
 
 def engine_of_run(files: ModelFiles, quantization: Quantization) -> CTranslate2Engine:
@@ -233,7 +231,7 @@ def engine_of_run(files: ModelFiles, quantization: Quantization) -> CTranslate2E
             # Another process may have written it meanwhile.
             if not folder.is_dir():
                 CTranslate2Format(quantization).save(trained, folder)
-    return CTranslate2Engine.load(folder, files.config.model, files.tokenizers, quantization)
+    return CTranslate2Engine(folder, files.config.model, files.tokenizers, quantization)
 
 
 def checked_engine_of_run(
@@ -256,7 +254,7 @@ def checked_engine_of_run(
             if isinstance(valid, PlainText) or not valid.source_file.is_file():
                 return None
             _write_checked_export(files, quantization, folder, log)
-        return CTranslate2Engine.load(folder, files.config.model, files.tokenizers, quantization)
+        return CTranslate2Engine(folder, files.config.model, files.tokenizers, quantization)
     except TformerError as error:
         log(f"{error}; translating without CTranslate2")
         return None
