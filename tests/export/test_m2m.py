@@ -143,6 +143,11 @@ def test_given_translations_have_their_scores(parity):
         assert pair.token_log_probs == pytest.approx(expected[1:], abs=1e-4)
 
 
+def test_an_empty_line_has_the_empty_translation(parity):
+    (pair,) = parity.translator.score([""], [""])
+    assert (pair.tokens, pair.token_log_probs) == (("</s>",), (0.0,))
+
+
 def test_a_step_of_training_is_theirs(parity, tmp_path):
     """The batch is the one that a training makes of a text, language tokens included."""
     for side, rows in (("source", SOURCES), ("target", TARGETS)):
