@@ -196,6 +196,14 @@ def test_a_network_without_positions_has_no_such_part(toy_run, tformer, monkeypa
     )
 
 
+def test_the_languages_are_those_of_the_model(toy_run, tformer):
+    result = tformer("heatmap", toy_run, "ab", "--to", "fr")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--to: is no target language of the model (fr); choose from: target\n",
+    )
+
+
 def test_heatmap_refuses_a_run_that_is_not_there(tformer):
     result = tformer("heatmap", "no/run", "ab")
     assert result.exit_code == 2

@@ -61,6 +61,7 @@ def requests(model):
         (GreedyConfig(max_length=9), 1),
         (BeamConfig(beam_size=4, max_length=9, length_penalty=0.5), 4),
         (BeamConfig(beam_size=3, max_length=12, length_penalty=0.0, patience=2.0), 2),
+        (BeamConfig(beam_size=1, max_length=12, patience=1.4), 1),
     ],
 )
 def test_hypotheses_are_those_of_our_engine(ours, theirs, requests, search, nbest):
@@ -197,6 +198,10 @@ def test_an_end_token_that_is_certain_leaves_numbers(theirs, requests, monkeypat
         (
             GreedyConfig(min_length=2),
             "decoding.min_length: has no exact counterpart in CTranslate2 (2)",
+        ),
+        (
+            BeamConfig(beam_size=1, patience=2.0),
+            "decoding.patience: has no exact counterpart in CTranslate2 (2)",
         ),
     ],
 )

@@ -144,6 +144,18 @@ def test_given_translations_have_their_scores(parity):
         assert pair.token_log_probs == pytest.approx(expected[1:], abs=1e-4)
 
 
+def test_alignments_count_the_words_of_a_translation_without_its_language(parity):
+    search = BeamConfig(beam_size=3, max_length=9)
+    for (best,) in parity.translator.nbest(lines()[:20], 1, decoding=search, aligned=True):
+        assert best.words == tuple(best.text.split())
+        assert {word for _, word in best.alignments} <= {*range(len(best.words))}
+
+
+def test_an_empty_line_has_the_empty_translation(parity):
+    (pair,) = parity.translator.score([""], [""])
+    assert (pair.tokens, pair.token_log_probs) == (("</s>",), (0.0,))
+
+
 def test_a_step_of_training_is_theirs(parity, tmp_path):
     """The batch is the one that a training makes of a text, language tokens included."""
     for side, rows in (("source", SOURCES), ("target", TARGETS)):

@@ -468,3 +468,10 @@ def test_synthetic_text_names_its_languages(run, tmp_path, received, real, direc
     item = made.as_config()
     assert [item["source_language"], item["target_language"]] == direction.split()
     assert received == [[IDS["cc"], *ids_of("ab cd", run), EOS]]
+
+
+def test_synthetic_text_without_its_language_is_refused_before_it_is_begun(run, tmp_path):
+    (tmp_path / "text").write_text("ab cd\n")
+    with pytest.raises(UsageError, match="`to`: is required"):
+        synthesize([run.path], tmp_path / "text", tmp_path / "out", real="source", workers=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["text"]

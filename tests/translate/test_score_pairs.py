@@ -60,6 +60,22 @@ def test_lines_of_whitespace_keep_their_position(tokenizers):
     assert [(pair.source, pair.target) for pair in found] == [("", "A"), (" \t", ""), ("a", "  ")]
 
 
+def test_the_language_of_a_translation_is_given(tokenizers):
+    scorer, language = ByLength(), [9]
+    pairs = [("ab", "BA"), ("ab", ""), ("", ""), ("", "A")]
+    found = list(score_pairs(scorer, tokenizers, pairs, tags=[8], target_tags=language))
+    assert [pair.tokens for pair in found] == [
+        ("B", "A", "</s>"),
+        ("</s>",),
+        ("</s>",),
+        ("A", "</s>"),
+    ]
+    assert [pair.token_log_probs for pair in found] == [(-4.0,) * 3, (-4.0,), (-0.0,), (-0.0,) * 2]
+    encode = tokenizers.target.encode
+    targets = [language + encode("BA"), language, [], encode("A")]
+    assert [target for _, target in scorer.calls[0]] == targets
+
+
 def test_what_is_unknown_is_shown_as_such(tokenizers):
     scorer = ByLength()
     (found,) = score_pairs(scorer, tokenizers, [("a", "AxB")])

@@ -1,5 +1,6 @@
 """Maps in words against what is recorded of the ids behind them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from tformer_cli.model.inspection.attention_recorder import attention_maps
 from tformer_cli.model.network import Network
 from tformer_cli.plotting.attention_maps import AttentionMaps
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SEP_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, FIRST_TAG_ID, SEP_ID
 from tformer_cli.translate.sentence_maps import sentence_maps
 
 SHAPE = {"dim": 12, "num_heads": 3, "feedforward_dim": 16}
@@ -63,6 +64,25 @@ def recorded(network: Network, source: list[int], target: list[int]):
         return attention_maps(
             network, ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([target])
         )
+
+
+def test_a_source_begins_with_the_token_of_the_target_language(tokenizers):
+    config = config_of(TRANSLATES)
+    (text,) = config.data.train
+    texts = (text, replace(text, target_language="fr"))
+    config = replace(config, data=replace(config.data, train=texts))
+    network = network_of(TRANSLATES, tokenizers)
+    with pytest.raises(UsageError, match="`to`: is required, since the model has several"):
+        sentence_maps(network, tokenizers, config, "bad")
+    for number, to in enumerate(config.data.targets):
+        found = sentence_maps(network, tokenizers, config, "bad", "CAB", to=to)
+        encoder, _, _ = found.maps
+        assert encoder.rows == (f"<tag_{FIRST_TAG_ID + number}>", "b", "a", "d", "</s>")
+        source = [FIRST_TAG_ID + number, *tokenizers.source.encode("bad"), EOS_ID]
+        target = [BOS_ID, *tokenizers.target.encode("CAB")]
+        expected, *_ = recorded(network, source, target)
+        rows = [layer.self_attention[0] for layer in expected]
+        np.testing.assert_allclose(encoder.weights, torch.stack(rows), atol=1e-6)
 
 
 def test_an_encoder_decoder_has_three_kinds_of_maps(tokenizers):

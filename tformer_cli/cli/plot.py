@@ -13,8 +13,10 @@ from tformer_cli.cli.entry import extend_bar, refuse_torchrun, tell, tell_stderr
 from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
+    FromOption,
     LeadingRunArgument,
     RunArgument,
+    ToOption,
     WorkersOption,
     chosen_run,
 )
@@ -89,6 +91,8 @@ def heatmap(
     target: Annotated[
         str | None, typer.Option(help="Its translation. Default: that of the run's search.")
     ] = None,
+    to: ToOption = None,
+    source_language: FromOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -127,7 +131,13 @@ def heatmap(
 
     trained = load_trained_network(run, checkpoint)
     maps = sentence_maps(
-        trained.model, trained.tokenizers, trained.config, sentence, target
+        trained.model,
+        trained.tokenizers,
+        trained.config,
+        sentence,
+        target,
+        to=to,
+        source_language=source_language,
     ).select(part, layer, head)
     if file is not None and (missing := picture.save_heatmap(maps, file)) is not None:
         warn(missing)

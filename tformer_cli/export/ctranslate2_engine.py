@@ -162,6 +162,9 @@ class CTranslate2Engine(Engine):
                 what = f"has more tokens than the {self.max_length} positions of the exported model"
                 raise UsageError(where, what, got=str(length), remedy=remedy)
         beam = _beam_of(config)
+        if beam.beam_size == 1 and beam.enough > 1:
+            # A beam of one is greedy search to CTranslate2, and ends with its first hypothesis.
+            raise no_counterpart("decoding.patience", f"{beam.patience:g}")
         if nbest > beam.enough:
             # With too few finished hypotheses our search continues, and CTranslate2 does not start.
             what = f"leaves CTranslate2 fewer than the {nbest} requested translations of a line"

@@ -134,10 +134,10 @@ def folded_words(line: str, language: str) -> list[str]:
 
 
 def word_indices(token_bytes: Sequence[bytes]) -> list[int | None]:
-    """Return the index of each token's word; None for a token of whitespace.
+    """Return the index of each token's word; None for a token of whitespace, or without text.
 
     Words are separated by ASCII whitespace, as in command-line tools. A token of several words
-    belongs to the first. No token is empty; a character may span several.
+    belongs to the first; a character may span several tokens.
     """
     indices: list[int | None] = []
     num_words, is_inside = 0, False
@@ -146,7 +146,8 @@ def word_indices(token_bytes: Sequence[bytes]) -> list[int | None]:
         continues = is_inside and bool(words) and not token[:1].isspace()
         indices.append(num_words - continues if words else None)
         num_words += len(words) - continues
-        is_inside = not token[-1:].isspace()
+        if token:
+            is_inside = not token[-1:].isspace()
     return indices
 
 

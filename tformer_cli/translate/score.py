@@ -71,7 +71,9 @@ def score_pairs(
         encoded = tokenizers.source.encode_batch([source for source, _ in window])
         sources = [[*tags, *ids] if ids else ids for ids in encoded]
         encoded = tokenizers.target.encode_batch([target for _, target in window])
-        targets = [[*target_tags, *ids] for ids in encoded]
+        # Without a source there is the empty translation alone, in no language.
+        starts = [target_tags if ids else () for ids in sources]
+        targets = [[*start, *ids] for start, ids in zip(starts, encoded, strict=True)]
         if scorer.max_length is not None:
             for name, sentences in zip(names, (sources, targets), strict=True):
                 for line, ids in enumerate(sentences, start=number):
@@ -87,12 +89,11 @@ def score_pairs(
             for source, target, length in zip(sources, targets, lengths, strict=True)
         ]
         log_probs = scorer.score(short_pairs, on_done=on_done)
-        scored = zip(window, targets, lengths, log_probs, strict=True)
-        for (source, target), ids, length, token_log_probs in scored:
+        scored = zip(window, starts, targets, lengths, log_probs, strict=True)
+        for (source, target), start, ids, length, token_log_probs in scored:
             # The language of a target is given.
-            given = len(target_tags) if ids[len(target_tags) :] else 0
-            token_log_probs = token_log_probs[given:]
-            tokens = tuple(tokenizers.target.tokens([*ids, EOS_ID]))[given:]
+            token_log_probs = token_log_probs[len(start) :]
+            tokens = tuple(tokenizers.target.tokens([*ids, EOS_ID]))[len(start) :]
             if length > MAX_TOKENS:
                 token_log_probs = (math.nan,) * len(tokens)
             yield ScoredPair(source, target, tokens, token_log_probs)

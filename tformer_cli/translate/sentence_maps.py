@@ -19,7 +19,8 @@ from tformer_cli.plotting.attention_maps import AttentionMaps, MapKind, PartMaps
 from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import with_eos
+from tformer_cli.text.vocabulary import tag_ids, with_eos
+from tformer_cli.translate.direction import TranslationDirection
 
 # Positions of a position table at least, if the network knows so many.
 MIN_SHOWN_POSITIONS = 64
@@ -32,17 +33,22 @@ def sentence_maps(
     config: Config,
     sentence: str,
     target: str | None = None,
+    *,
+    to: str | None = None,
+    source_language: str | None = None,
 ) -> AttentionMaps:
     """Return the attention maps and position tables of a network on the CPU, in evaluation mode.
 
     The network reads the `target` (teacher forcing); None is the translation that the search of
-    its `config` finds.
+    its `config` finds. The languages are as for `Translator.load`; the source begins with what
+    tells the network of them.
     """
     encoded = _encode(tokenizers.source, "`sentence`", sentence)
     if not encoded:
         raise UsageError("`sentence`", "has no token", got=repr(sentence))
-    languages = config.data.source_language, config.data.target_language
-    first, prefix = tokenizers.language_ids(languages)
+    direction = TranslationDirection.first(config.data, tokenizers).into(to, source_language)
+    language_ids, names = direction.start_of_source()
+    first = (*language_ids, *tag_ids(names, config.data.tags))
     source_ids = [*first, *with_eos(encoded)]
     _check_length(network, "`sentence`", len(source_ids))
     source = tokenizers.source.tokens(source_ids)
@@ -56,10 +62,11 @@ def sentence_maps(
     special = SpecialTokens(*tokenizers.special_ids(config.model.kind))
     if target is None:
         engine = NativeEngine(network, special, device=torch.device("cpu"))
-        ((best,),) = engine.translate([Request(source_ids, start=prefix)], config.decoding)
+        request = Request(source_ids, start=direction.target_ids, num_tags=len(first))
+        ((best,),) = engine.translate([request], config.decoding)
         target_ids: Sequence[int] = best.token_ids
     else:
-        target_ids = [*prefix, *_encode(tokenizers.target, "`target`", target)]
+        target_ids = [*direction.target_ids, *_encode(tokenizers.target, "`target`", target)]
     _check_length(network, "the translation", len(target_ids) + 1)
     read, written = (
         tokenizers.target.tokens(ids)

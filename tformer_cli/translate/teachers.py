@@ -74,6 +74,9 @@ class Teachers:
             remedy = "name one teacher, and the others by `ensemble`"
             raise UsageError("`ensemble`", what, got=f"{len(names)} teachers", remedy=remedy)
         translators = [Translator.load(name, ensemble=ensemble, **options) for name in names]
+        for each in translators:
+            # A language that is missing is found before an output is begun.
+            each.tag_ids()
         first, *others = [_languages(each) for each in translators]
         for name, languages in zip(names[1:], others, strict=True):
             if languages != first:
