@@ -19,7 +19,7 @@ from tformer_cli.corpus.filters import (
     RULES,
     FilterReport,
     PairFilter,
-    filter_lengths,
+    length_reasons,
 )
 from tformer_cli.errors import UsageError
 
@@ -28,8 +28,8 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)))
 
 def judged(config: FilterConfig, *lengths: tuple[int, int]) -> tuple[list[bool], FilterReport]:
     source, target = np.array(lengths, dtype=np.int64).reshape(-1, 2).T
-    kept, report = filter_lengths(config, source, target)
-    return kept.tolist(), report
+    reasons = length_reasons(config, source, target)
+    return (reasons == KEPT).tolist(), FilterReport.of(reasons.tolist())
 
 
 def test_pair_with_an_empty_side_is_dropped() -> None:

@@ -1,5 +1,8 @@
 import itertools
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +90,13 @@ def test_nobody_makes_more_when_nobody_wants_more():
     assert next(coming) == 0
     coming.close()
     assert has_ended.wait(timeout=10)
+
+
+def test_a_script_needs_no_guard_to_share_its_work(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from tformer_cli.corpus.prefetch import map_in_processes\n"
+        "print(*map_in_processes(len, ['a', 'bc', 'def'], 2))\n"
+    )
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "1 2 3\n", "")

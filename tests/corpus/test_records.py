@@ -303,6 +303,14 @@ def test_a_warning_lists_the_first_records(tmp_path: Path) -> None:
     )
 
 
+def zipped(**files: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("_", "."), content)
+    return stream.getvalue()
+
+
 CUT = tmx(FIVE)[:300]
 CUT_LINE = CUT.count(b"\n") + 1
 
@@ -325,6 +333,11 @@ CUT_LINE = CUT.count(b"\n") + 1
         ),
         ("a.tsv.gz", gzip.compress(tsv(FIVE), mtime=0)[:-9], ": is damaged gzip"),
         ("a.zip", WRITERS["a.zip"](FIVE)[:-30], ": is a damaged or encrypted zip"),
+        (
+            "a.zip",
+            zipped(ü_en=b"a\n", ü_de=b"b\n").replace("ü".encode(), b"\xff\xff"),
+            ": is a damaged or encrypted zip ('utf-8' codec can't decode byte 0xff",
+        ),
         ("a.zip", b"", ": is a damaged or encrypted zip"),
         ("a.txt", b"text\n", ": is not TSV, CSV, JSON Lines, TMX, XLIFF, zip, Parquet, Arrow; "),
     ],
@@ -340,9 +353,28 @@ def test_a_damaged_arrow_file_is_named(tmp_path: Path, name: str) -> None:
     pytest.importorskip("pyarrow")
     file = write(tmp_path, name, PAIRS)
     content = file.read_bytes()
-    for damaged in (content[:-40], content[: len(content) // 2], b"", b"x" * 100):
+    name_of_column = content.replace(b"translation", b"tran\xa3lation")
+    for damaged in (content[:-40], content[: len(content) // 2], b"", b"x" * 100, name_of_column):
         file.write_bytes(damaged)
         assert refusal(file).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize("type_name", ["string", "large_string", "struct"])
+def test_texts_beyond_an_arrow_file_are_not_read(tmp_path: Path, type_name: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    file = tmp_path / "a.arrow"
+    texts = pyarrow.array(["a" * 1000, "b" * 1000, "c"])
+    if type_name == "struct":
+        write_columns(file, translation=pyarrow.StructArray.from_arrays([texts, texts], LANGUAGES))
+    else:
+        write_columns(file, en=texts.cast(type_name), de=texts.cast(type_name))
+    width = 8 if type_name == "large_string" else 4
+    offsets = [(1000 * count).to_bytes(width, "little") for count in (1, 2)]
+    content = file.read_bytes()
+    assert content.count(b"".join(offsets)) == 2
+    beyond = (1 << 30).to_bytes(width, "little")
+    file.write_bytes(content.replace(b"".join(offsets), offsets[0] + beyond, 1))
+    assert refusal(file).startswith(f"{file}: is damaged (")
 
 
 @pytest.mark.parametrize("name", ["a.tmx", "a.xlf"])
@@ -405,14 +437,6 @@ def test_rows_that_are_not_utf8_are_located(tmp_path: Path, name: str) -> None:
     with pytest.warns(SkippedRecordsWarning) as caught:
         assert pairs_of(file, on_error="skip") == [("a", "A"), ("b", "B")]
     assert f"(2); {first}; {file}:4: " in str(caught[0].message)
-
-
-def zipped(**files: bytes) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name.replace("_", "."), content)
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A store on disk holds what a list in memory would, however it is built."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -216,6 +217,19 @@ def test_the_weights_belong_to_the_run_and_not_to_the_store(tmp_path):
         )
         assert_same(found, expected(MANY, FILTERS, (0.5, 3.0)))
     assert spy.num_chunks == 0
+
+
+def test_a_store_that_cannot_be_written_serves_other_weights(tmp_path, small_files):
+    stores = tmp_path / "stores"
+    load_or_build_store(write(tmp_path, MANY), TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    texts = write(tmp_path, MANY, (0.5, 3.0))
+    for file in (file for text in texts for file in text.files.values()):
+        os.utime(file, (0, 0))
+    before = {file: file.read_bytes() for file in stores.rglob("*.json")}
+    with small_files(0):
+        found = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    assert_same(found, expected(MANY, FILTERS, (0.5, 3.0)))
+    assert {file: file.read_bytes() for file in stores.rglob("*.json")} == before
 
 
 def test_text_filters_and_tokenizer_make_another_store(tmp_path):

@@ -220,7 +220,8 @@ def test_subwords_of_a_text_without_any_say_so() -> None:
 
 def test_subword_model_that_is_damaged_is_refused() -> None:
     model = MODELS["bpe"]
-    for content in (b"junk", model[:100], model[:-1]):
+    no_utf8 = model.replace(b"<mask>", b"<m\xffsk>", 1), model.replace(b"<0x23>", b"\xff0x23>")
+    for content in (b"junk", model[:100], model[:-1], *no_utf8):
         with pytest.raises(CheckpointError) as caught:
             SubwordTokenizer(content, Normalizer(), name="run/shared.model")
         assert str(caught.value) == (

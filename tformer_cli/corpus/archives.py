@@ -73,6 +73,9 @@ def _rows(
         names = batch.schema.names
         # Other columns may have values that Python has not, such as nanoseconds.
         needed = batch.select([i for i, name in enumerate(names) if name in read])
+        needed.validate()
+        for column in needed.columns:
+            _check_memory(column)
         for row in _converted(needed):
             number += 1
             where = f"{text.pairs}:{number}"
@@ -81,6 +84,21 @@ def _rows(
                 yield DataError(where, "not UTF-8", got=got, remedy="write its columns in UTF-8")
             else:
                 yield where, dict.fromkeys(names) | row
+
+
+def _check_memory(array: Any) -> None:
+    """Refuse texts that reach beyond the memory of an array, as a damaged file may have them."""
+    types = package("pyarrow", "corpora").types
+    if types.is_struct(array.type):
+        for child in array.flatten():
+            _check_memory(child)
+    elif types.is_string(array.type):
+        # Which of them are UTF-8 is seen row by row.
+        array.view("binary").validate(full=True)
+    elif types.is_large_string(array.type):
+        array.view("large_binary").validate(full=True)
+    else:
+        array.validate(full=True)
 
 
 def _converted(batch: Any) -> list[dict[str, object] | UnicodeDecodeError]:
@@ -111,7 +129,7 @@ def _zip_errors(path: Path) -> Iterator[None]:
     try:
         with read_errors(str(path)):
             yield
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
         what = "is a damaged or encrypted zip"
         raise DataError(str(path), what, got=str(error), remedy="download it again") from None
 
@@ -122,5 +140,5 @@ def _arrow_errors(path: Path) -> Iterator[None]:
     try:
         with read_errors(str(path)):
             yield
-    except arrow_error as error:
+    except (arrow_error, ValueError) as error:
         raise DataError(str(path), "is damaged", got=str(error).split("\n")[0]) from None

@@ -120,12 +120,6 @@ def length_reasons(config: FilterConfig, *lengths: np.ndarray) -> np.ndarray:
     return np.select(list(rules.values()), list(rules), KEPT)
 
 
-def filter_lengths(config: FilterConfig, *lengths: np.ndarray) -> tuple[np.ndarray, FilterReport]:
-    """Return (n,) whether the length of each pair is allowed, and the counts."""
-    reasons = length_reasons(config, *lengths)
-    return reasons == KEPT, FilterReport.of(reasons.tolist())
-
-
 class Rule(NamedTuple):
     """A rule on text: its key in `FilterConfig`, and whether a pair breaks it."""
 

@@ -1,13 +1,16 @@
 """Streams in chunks or delayed, and the work on them in a thread or in processes."""
 
+import contextlib
 import itertools
 import multiprocessing
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from types import ModuleType
 from typing import Any, TypeVar
 
 from tformer_cli.errors import DeviceError
@@ -97,6 +100,8 @@ def map_in_processes(
 ) -> Iterator[_Result]:
     """Yield the results of a function for jobs in order; a single process is this one.
 
+    Function and jobs are none of the main module, which the processes do not import.
+
     Raises:
         DeviceError: a process was killed.
     """
@@ -106,8 +111,13 @@ def map_in_processes(
     # A fork would copy threads of torch and of the tokenizers in the middle of their work.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, context, initializer=begin_child) as pool:
+
+        def submit(job: _Item) -> Future[_Result]:
+            with _hidden_main_module():
+                return pool.submit(function, job)
+
         try:
-            submitted = (pool.submit(function, job) for job in jobs)
+            submitted = map(submit, jobs)
             for future in delayed(submitted, QUEUED_JOBS * num_processes):
                 yield future.result()
         except BrokenProcessPool:
@@ -116,3 +126,14 @@ def map_in_processes(
             raise DeviceError("a worker process", what, remedy=remedy) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _hidden_main_module() -> Iterator[None]:
+    """Let a process that is started import no main module: a script would run again in it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

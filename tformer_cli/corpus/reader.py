@@ -11,7 +11,7 @@ from typing import TypeVar
 from tformer_cli.config.schema.text import PairsFile, ParallelText, Text
 from tformer_cli.corpus.lines import SPLIT_SIDES, read_lines, without_compression, zip_lines
 from tformer_cli.corpus.records import description_of, read_records
-from tformer_cli.errors import DataError
+from tformer_cli.errors import DataError, StorageError
 from tformer_cli.storage.atomic import file_checksum, parse_json, read_json, write_json
 
 # Rows that show how a text is read.
@@ -109,7 +109,9 @@ def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
         if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
             updated[name] = [*state, checksum]
     if updated != cache:
-        write_json(cache_file, updated)
+        # Stores of somebody else may be read-only.
+        with contextlib.suppress(StorageError):
+            write_json(cache_file, updated)
     return checksums
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tformer_cli.corpus.duplicates import fingerprints
-from tformer_cli.corpus.filters import KEPT, FilterReport, PairFilter, Row, filter_lengths
+from tformer_cli.corpus.filters import KEPT, FilterReport, PairFilter, Row, length_reasons
 from tformer_cli.corpus.store import id_dtype
 from tformer_cli.storage.atomic import atomic_write
 from tformer_cli.text.tokenizer import Tokenizers
@@ -29,12 +29,13 @@ def encode_shard(
         if report.seen == len(rows):
             return report
     num_sides = len(rows[0])
-    reasons = filters.reasons(rows)
-    rows = [row for row, reason in zip(rows, reasons, strict=True) if reason == KEPT]
+    by_text = filters.reasons(rows)
+    rows = [row for row, reason in zip(rows, by_text, strict=True) if reason == KEPT]
     sides = encode_sides(rows, tokenizers) if rows else [[] for _ in range(num_sides)]
-    is_kept, report = filter_lengths(filters.config, *map(_lengths, sides))
-    report += FilterReport.of(reason for reason in reasons if reason != KEPT)
-    kept = np.flatnonzero(is_kept).tolist()
+    by_length = length_reasons(filters.config, *map(_lengths, sides))
+    dropped = (reason for reason in by_text if reason != KEPT)
+    report = FilterReport.of(chain(dropped, by_length.tolist()))
+    kept = np.flatnonzero(by_length == KEPT).tolist()
     digests, signatures = fingerprints([rows[i] for i in kept], filters.config)
     arrays: dict[str, Any] = {
         "report": np.array(list(asdict(report).values())),

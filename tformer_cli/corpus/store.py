@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from tformer_cli.corpus.filters import FilterReport
+from tformer_cli.errors import StorageError
 from tformer_cli.storage.atomic import file_checksum, read_json, write_json
 
 # Part of every store's key: raise it when the files of a store or of a shard change.
@@ -302,7 +303,9 @@ def open_store(
             name = " ".join(map(repr, (*weights, *marks) if any(marks) else weights))
             if name not in index["fingerprints"]:
                 index["fingerprints"][name] = store.fingerprint()
-                _write_index(directory, index)
+                # A store of somebody else may be read-only.
+                with contextlib.suppress(StorageError):
+                    _write_index(directory, index)
             store = replace(store, known_fingerprint=index["fingerprints"][name])
             return store, sum(reports, FilterReport())
     return None

@@ -221,8 +221,12 @@ def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePie
     """Load the serialized model of the file `name`; raise CheckpointError for another file."""
     # Sentencepiece loads no bytes as an empty model.
     if model:
-        with contextlib.suppress(RuntimeError):
-            return SentencePieceProcessor(model_proto=model, num_threads=num_threads())
+        with contextlib.suppress(RuntimeError, UnicodeDecodeError):
+            processor = SentencePieceProcessor(model_proto=model, num_threads=num_threads())
+            # The names of special tokens may be no UTF-8 in a damaged model.
+            for i in range(min(NUM_SPECIAL, processor.get_piece_size())):
+                processor.id_to_piece(i)
+            return processor
     got = f"{len(model):,} bytes" if model else "no bytes"
     raise CheckpointError(name, "is not a sentencepiece model", got=got, remedy=remedy)
 
