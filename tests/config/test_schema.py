@@ -19,6 +19,7 @@ from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LearnedPositions,
     MaskedEncoderConfig,
+    RotaryPositions,
     SinusoidalPositions,
 )
 from tformer_cli.config.schema.text import ParallelText, PlainText, PlainTrainingText, TrainingText
@@ -205,6 +206,12 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(num_heads=3)),
             Problem("model.num_heads", "must divide dim 256", "3"),
+        ),
+        (
+            dataclasses.replace(
+                CONFIG, model=EncoderDecoderConfig(head_width=5, positions=RotaryPositions())
+            ),
+            Problem("model.head_width", "must be even with rotary positions", "5"),
         ),
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(dim=3, num_heads=3)),
