@@ -161,8 +161,11 @@ def test_check_looks_into_lists_and_names() -> None:
     assert list(check(data, "data")) == [
         Problem("data.train.1.weight", "must be at least 1e-06", "0.0")
     ]
-    optimizer = AdamWConfig(betas=(0.9, 1.0))
-    assert list(check(optimizer)) == [Problem("betas.1", "must be below 1", "1.0")]
+    optimizer = AdamWConfig(betas=(0.9, 1.0), epsilon=1e-80)
+    assert list(check(optimizer)) == [
+        Problem("betas.1", "must be below 1", "1.0"),
+        Problem("epsilon", "must be at least 1e-38", "1e-80"),
+    ]
 
 
 def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
