@@ -128,6 +128,7 @@ def test_a_missing_path_of_an_override_names_the_folder_that_counts(
     with pytest.raises(ConfigError) as raised:
         load_with_texts(file, ["data.root=texts", "data.train.0.source=z"])
     (problem,) = [each for each in raised.value.problems if each.got == str(tmp_path / "z")]
+    assert problem.where == "`settings` data.train.0.source"
     assert problem.remedy == (
         "correct the path, which starts from the current folder, whatever data.root is"
     )

@@ -19,6 +19,7 @@ from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LearnedPositions,
     MaskedEncoderConfig,
+    RotaryPositions,
     SinusoidalPositions,
 )
 from tformer_cli.config.schema.text import ParallelText, PlainText, PlainTrainingText, TrainingText
@@ -160,8 +161,11 @@ def test_check_looks_into_lists_and_names() -> None:
     assert list(check(data, "data")) == [
         Problem("data.train.1.weight", "must be at least 1e-06", "0.0")
     ]
-    optimizer = AdamWConfig(betas=(0.9, 1.0))
-    assert list(check(optimizer)) == [Problem("betas.1", "must be below 1", "1.0")]
+    optimizer = AdamWConfig(betas=(0.9, 1.0), epsilon=1e-80)
+    assert list(check(optimizer)) == [
+        Problem("betas.1", "must be below 1", "1.0"),
+        Problem("epsilon", "must be at least 1e-38", "1e-80"),
+    ]
 
 
 def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
@@ -205,6 +209,12 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(num_heads=3)),
             Problem("model.num_heads", "must divide dim 256", "3"),
+        ),
+        (
+            dataclasses.replace(
+                CONFIG, model=EncoderDecoderConfig(head_width=5, positions=RotaryPositions())
+            ),
+            Problem("model.head_width", "must be even with rotary positions", "5"),
         ),
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(dim=3, num_heads=3)),

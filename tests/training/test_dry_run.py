@@ -172,6 +172,17 @@ def test_no_more_checkpoints_are_there_at_a_time(max_steps, save, validate, newe
         assert most == max_checkpoints(training)
 
 
+def test_not_all_steps_of_a_long_training_are_asked_whether_they_save(monkeypatch):
+    asked: list[int] = []
+    saves_at = TrainingConfig.saves_at
+    monkeypatch.setattr(
+        TrainingConfig, "saves_at", lambda self, step: asked.append(step) or saves_at(self, step)
+    )
+    training = TrainingConfig(max_steps=10**6, save_every=100, keep_checkpoints=3, keep_best=1)
+    assert max_checkpoints(training) == 6
+    assert asked[-1] == 500
+
+
 def test_a_batch_that_does_not_fit_is_an_error(toy, monkeypatch):
     def failing(*arguments: object) -> None:
         raise OutOfMemory

@@ -278,16 +278,29 @@ def write(folder: Path, **files: str) -> Path:
 @pytest.mark.parametrize(
     ("container", "expected"),
     [
-        ({}, 200000 * 1024),
         ({"memory_max": "max\n", "memory_current": "5000\n"}, 200000 * 1024),
         ({"memory_max": "90000\n", "memory_current": "5000\n"}, 85000),
         ({"memory_max": "5000\n", "memory_current": "90000\n"}, 0),
         ({"memory_max": "999999999999\n", "memory_current": "5000\n"}, 200000 * 1024),
+        # Cached files are no use that a program would miss.
+        (
+            {
+                "memory_max": "90000\n",
+                "memory_current": "80000\n",
+                "memory_stat": "anon 9000\ninactive_file 70000\nactive_file 1000\n",
+            },
+            80000,
+        ),
     ],
 )
 def test_free_memory_is_that_of_the_machine_or_of_the_container(tmp_path, container, expected):
-    write(tmp_path, meminfo=MEMINFO, **container)
+    write(tmp_path, **{"meminfo": MEMINFO, "memory_stat": "anon 9000\n", **container})
     assert free_memory(tmp_path, tmp_path) == expected
+
+
+def test_free_memory_without_a_container_is_that_of_the_machine(tmp_path):
+    write(tmp_path, meminfo=MEMINFO)
+    assert free_memory(tmp_path, tmp_path) == 200000 * 1024
 
 
 def test_a_system_that_says_nothing_is_not_guessed_at(tmp_path):

@@ -103,6 +103,8 @@ def test_a_run_cannot_go_on_from_itself(toy, tmp_path):
 def test_a_run_that_has_no_run_before_it_leaves_no_folder(toy, tmp_path):
     said = refusal(toy, tmp_path / "run", f"training.init_from={tmp_path}/none")
     assert said == f"{tmp_path}/none: no such run folder; name the folder of a run"
+    said = refusal(toy, tmp_path / "run", f"training.init_from={toy.parent}")
+    assert said == f"{toy.parent}: no such run folder; name the folder of a run"
     assert not (tmp_path / "run").exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.text import AnyTrainingText
+from tformer_cli.config.yaml_tree import located
 from tformer_cli.errors import ConfigError, Problem
 
 _WILDCARD = re.compile(r"\*+|\?")
@@ -55,10 +56,11 @@ def _expanded(text: _Text, location: str | None, key: str) -> list[_Text]:
     if wildcards == {()} or all(file.exists() for file in files.values()):
         return [text]
     if len(wildcards) > 1:
-        where = key if location is None else f"{location}: {key}"
         what = "has other wildcards in source than in target"
         got = ", ".join(file.name for file in files.values())
-        raise ConfigError([Problem(where, what, got, "write the same ones in the same order")])
+        raise ConfigError(
+            [Problem(located(key, location), what, got, "write the same ones in the same order")]
+        )
     # A file without its counterpart is reported as missing later.
     matches = sorted(set().union(*map(_matches, files.values())))
     expanded = []

@@ -18,7 +18,7 @@ from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, MAX_COUNT
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_value
+from tformer_cli.config.yaml_tree import OVERRIDE, compose, located, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.storage.atomic import write_text
 
@@ -160,7 +160,7 @@ def check_data_files(data: DataConfig, locations: Mapping[str, str] | None = Non
     missing = []
     for key, path in data_files(data):
         if not path.is_file():
-            where = f"{locations[key]}: {key}" if locations and key in locations else key
+            where = located(key, locations.get(key) if locations else None)
             other = "must be a regular file" if path.exists() else "no such file"
             what = "is a folder" if path.is_dir() else other
             starts_here = where.startswith(OVERRIDE)

@@ -77,6 +77,13 @@ def location(name: str, line: int) -> str:
     return name if name.startswith(OVERRIDE) else f"{name}:{line + 1}"
 
 
+def located(key: str, location: str | None) -> str:
+    """Return a key path after its location, if that is known; an override has its name already."""
+    if location is None:
+        return key
+    return location if location == f"{OVERRIDE}{key}" else f"{location}: {key}"
+
+
 def is_null(node: yaml.Node) -> bool:
     """Return whether a node is a null."""
     return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _NULLS

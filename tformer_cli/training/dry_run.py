@@ -371,8 +371,12 @@ def max_checkpoints(training: TrainingConfig) -> int:
 
     The oldest one is removed after the newest is saved; an interruption may save one more.
     """
-    num_saved = sum(map(training.saves_at, range(1, training.max_steps + 1)))
-    return min(num_saved + 1, training.keep_checkpoints + training.keep_best + 2)
+    saves = filter(training.saves_at, range(1, training.max_steps + 1))
+    # All steps of a long training would take minutes to count.
+    num_kept = len(
+        list(itertools.islice(saves, training.keep_checkpoints + training.keep_best + 1))
+    )
+    return num_kept + 1
 
 
 def checkpoint_size(state: TrainState) -> int:

@@ -236,7 +236,13 @@ def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     available = int(line[1]) * 2**10
     try:
         limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
-        used = (cgroup / "memory.current").read_text(encoding="ascii")
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        statistics = (cgroup / "memory.stat").read_text(encoding="ascii")
     except OSError:
         return available
-    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
+    if limit == "max":
+        return available
+    # Cached files count as used, though the kernel drops them when memory is wanted.
+    cached = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+    used -= int(cached[1]) if cached else 0
+    return min(available, max(0, int(limit) - used))

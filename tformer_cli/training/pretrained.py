@@ -49,9 +49,10 @@ def pretrained_run(config: Config, run: RunDirectory) -> RunDirectory | None:
             "a run cannot be initialized from itself",
             remedy="name another folder with `run`",
         )
-    if not path.is_dir():
+    pretrained = RunDirectory(path)
+    if not pretrained.config_file.is_file():
         raise CheckpointError(str(path), "no such run folder", remedy="name the folder of a run")
-    return RunDirectory(path)
+    return pretrained
 
 
 def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) -> Tokenizers:

@@ -255,6 +255,8 @@ class TransformerConfig:
             yield Problem("dim", "must be above 2 with the frequencies of tensor2tensor")
         if self.latent is not None:
             yield from self._conflicts_of_latent()
+        elif self.positions.kind == "rotary" and self.head_width is not None and self.head_dim % 2:
+            yield Problem("head_width", "must be even with rotary positions")
         elif self.positions.kind == "rotary" and self.head_dim % 2:
             what = f"must leave rotary positions an even dim / num_heads, not {self.head_dim}"
             yield Problem("num_heads", what)

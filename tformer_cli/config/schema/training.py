@@ -17,6 +17,9 @@ from tformer_cli.config.schema.fields import (
 )
 from tformer_cli.errors import Problem
 
+# In float32 a smaller one is zero, and so is the denominator of a token that a batch lacks.
+Epsilon = Annotated[float, Bounds(ge=1e-38)]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamWConfig:
@@ -28,7 +31,7 @@ class AdamWConfig:
     """Peak learning rate, reached at the end of the warm-up."""
     betas: tuple[Probability, Probability] = (0.9, 0.98)
     """Decay rates of the first and the second moment."""
-    epsilon: PositiveFloat = 1e-9
+    epsilon: Epsilon = 1e-9
     """Added to the denominator."""
     weight_decay: Annotated[float, Bounds(ge=0)] = 0.01
     """Each step subtracts this times the learning rate times the weight."""
@@ -44,7 +47,7 @@ class AdamConfig:
     """Peak learning rate, reached at the end of the warm-up."""
     betas: tuple[Probability, Probability] = (0.9, 0.98)
     """Decay rates of the first and the second moment."""
-    epsilon: PositiveFloat = 1e-9
+    epsilon: Epsilon = 1e-9
     """Added to the denominator."""
 
 
@@ -60,7 +63,7 @@ class MuonConfig:
     """Momentum of the matrices."""
     betas: tuple[Probability, Probability] = (0.9, 0.98)
     """Decay rates of the two moments of all other parameters."""
-    epsilon: PositiveFloat = 1e-9
+    epsilon: Epsilon = 1e-9
     """Added to the denominator for all other parameters."""
     weight_decay: Annotated[float, Bounds(ge=0)] = 0.01
     """Each step subtracts this times the learning rate times the matrix."""
