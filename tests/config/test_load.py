@@ -590,7 +590,8 @@ def _suited(config: Config) -> Config:
     """Keep the rules that tie keys together."""
     if config.tokenizer.kind == "m2m":
         data = dataclasses.replace(config.data, language_marks="tokens")
-        config = dataclasses.replace(config, data=data)
+        training = dataclasses.replace(config.training, bidirectional_steps=None)
+        config = dataclasses.replace(config, data=data, training=training)
     is_masked = isinstance(config.model, MaskedEncoderConfig)
     return _masking(config) if is_masked else _translating(config)
 
