@@ -1,6 +1,8 @@
 """The code speaks the field's language: standard terms are found by grep, private words are not."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -193,3 +195,33 @@ def test_tests_have_the_words_of_the_field(word):
     tests = {file: file.read_text(encoding="utf-8") for file in Path(__file__).parent.rglob("*.py")}
     del tests[Path(__file__)]
     assert uses(word, tests, re.IGNORECASE) == []
+
+
+def public_names(source: str) -> Iterator[str]:
+    """Yield what a module defines at its top: functions, classes, constants and aliases."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            parts = (part for target in targets for part in ast.walk(target))
+            names = [part.id for part in parts if isinstance(part, ast.Name)]
+        else:
+            names = []
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def test_no_name_means_two_things():
+    rooms: dict[str, set[str]] = {}
+    for file, source in SOURCES.items():
+        room, *_ = file.relative_to(PACKAGE).with_suffix("").parts
+        # A command and a function of the Python interface are named as what they call, and each
+        # format of `export` has its own table of the same things.
+        if room not in ("cli", "api"):
+            module = room if room == "export" else str(file)
+            for name in public_names(source):
+                rooms.setdefault(name, set()).add(module)
+    assert {"Trainer", "DataError", "EOS_ID", "Languages"} <= rooms.keys()
+    # The network knows no vocabulary, and both know what is padding.
+    assert rooms.pop("PAD_ID") == {str(PACKAGE / "padding.py"), str(PACKAGE / "text/vocabulary.py")}
+    assert {name: where for name, where in rooms.items() if len(where) > 1} == {}

@@ -16,7 +16,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.starter import shipped_config
 from tformer_cli.errors import Problem
 from tformer_cli.extras import EXTRAS
-from tformer_cli.process import ENVIRONMENT, can_tune_allocator, may_have_gpu, num_cores
+from tformer_cli.process import CGROUP, ENVIRONMENT, can_tune_allocator, may_have_gpu, num_cores
 from tformer_cli.storage.run_directory import RUNS, RunDirectory
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ CONFIGS = ("demo.yaml", "multi30k-tiny.yaml")
 SECONDS_PER_CONFIG = 7.0
 # Below it, a training may end early.
 MIN_FREE_BYTES = 2 << 30
-CGROUP = Path("/sys/fs/cgroup")
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 

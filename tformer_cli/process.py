@@ -26,6 +26,8 @@ ENVIRONMENT = {
 }
 # Parameters of mallopt(3), from malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+# Where Linux says what a container may use.
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def tune_environment() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.documents.document import READERS, check_same_kind, is_document, read_document
+from tformer_cli.documents.document import PARSERS, check_same_kind, is_document, read_document
 from tformer_cli.errors import DataError, UsageError
 
 PAGE = """<!DOCTYPE html>\r\n<html lang=en><head><title>A &amp; B</title>
@@ -50,7 +50,7 @@ FILES = [(kind, content) for kind, contents in CASES.items() for content in cont
 
 
 def test_every_kind_has_cases():
-    assert CASES.keys() <= READERS.keys()
+    assert CASES.keys() <= PARSERS.keys()
 
 
 @pytest.mark.parametrize(("kind", "content"), FILES)
@@ -76,7 +76,7 @@ def test_translations_read_back_in_their_order(tmp_path, kind, content):
 
 
 @given(
-    st.text(alphabet='x1<>/ib{}\\":,\n -\r\u202b&', max_size=200), st.sampled_from(list(READERS))
+    st.text(alphabet='x1<>/ib{}\\":,\n -\r\u202b&', max_size=200), st.sampled_from(list(PARSERS))
 )
 def test_hostile_text_is_kept_or_refused(tmp_path_factory, content, kind):
     path = tmp_path_factory.getbasetemp() / f"hostile{kind}"

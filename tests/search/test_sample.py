@@ -19,7 +19,7 @@ from search.tables import (
 
 from tformer_cli.config.schema.decoding import GreedyConfig, SampleConfig
 from tformer_cli.search.engine import Request
-from tformer_cli.search.sample import MAX_DEPTH, GreedySearch, SampleSearch, sample_categorical
+from tformer_cli.search.sample import MAX_TREE_DEPTH, GreedySearch, SampleSearch, sample_categorical
 
 V, COUNT = 6, 4000
 
@@ -155,7 +155,9 @@ def test_samples_are_sorted_by_their_probability():
 def test_what_is_impossible_is_never_drawn(shares):
     probabilities = torch.tensor(shares).expand(1, 2, -1)
     below_one = 1 - 2**-24  # the highest number that is drawn
-    noise = torch.stack((torch.zeros(MAX_DEPTH), torch.full((MAX_DEPTH,), below_one)))[None]
+    noise = torch.stack((torch.zeros(MAX_TREE_DEPTH), torch.full((MAX_TREE_DEPTH,), below_one)))[
+        None
+    ]
     first, last = sample_categorical(probabilities, noise)[0].tolist()
     assert shares[first] > 0
     assert shares[last] > 0
@@ -165,7 +167,7 @@ def test_what_is_impossible_is_never_drawn(shares):
 def test_shares_of_any_vocabulary_are_drawn_from(vocab_size):
     random = torch.Generator().manual_seed(vocab_size)
     shares = torch.rand(vocab_size, generator=random)
-    noise = torch.rand((1, COUNT, MAX_DEPTH), generator=random)
+    noise = torch.rand((1, COUNT, MAX_TREE_DEPTH), generator=random)
     tokens = sample_categorical(shares.expand(1, COUNT, -1), noise)[0]
     assert_follows(torch.bincount(tokens, minlength=vocab_size) / COUNT, shares / shares.sum())
 
@@ -174,7 +176,7 @@ def test_the_last_digits_of_probabilities_change_hardly_any_draw():
     random = torch.Generator().manual_seed(1)
     shares = torch.rand((COUNT, 10_000), generator=random)
     other = shares * (1 + 1e-4 * torch.randn(10_000, generator=random))
-    noise = torch.rand((COUNT, 1, MAX_DEPTH), generator=random)
+    noise = torch.rand((COUNT, 1, MAX_TREE_DEPTH), generator=random)
     changed = sample_categorical(shares[:, None], noise) != sample_categorical(
         other[:, None], noise
     )

@@ -18,7 +18,7 @@ from tformer_cli.errors import DataError, UsageError
 
 DOCX = ".docx"
 # The segments of a kind of file, by its extension.
-READERS: dict[str, Callable[[Content], Iterator[Entry]]] = {
+PARSERS: dict[str, Callable[[Content], Iterator[Entry]]] = {
     DOCX: docx_entries,
     ".htm": html_entries,
     ".html": html_entries,
@@ -88,12 +88,12 @@ class Document(NamedTuple):
 
 def is_document(path: Path) -> bool:
     """Whether the extension is that of a document, also before `.gz`."""
-    return _extension(path) in READERS
+    return _extension(path) in PARSERS
 
 
 def check_same_kind(path: Path, output: Path) -> None:
     """Raise a UsageError if an output has not the extension of a document."""
-    if READERS.get(_extension(output)) != READERS.get(_extension(path)):
+    if PARSERS.get(_extension(output)) != PARSERS.get(_extension(path)):
         what = "must be of the same kind as the document"
         raise UsageError("`output`", what, got=str(output), remedy=f"use {_extension(path)}")
 
@@ -118,8 +118,8 @@ def read_document(
         DataError: the file cannot be read as that kind.
     """
     kind = _extension(path)
-    if kind not in READERS:
-        remedy = f"use one of {', '.join(READERS)}"
+    if kind not in PARSERS:
+        remedy = f"use one of {', '.join(PARSERS)}"
         raise UsageError(str(path), "is not a document", remedy=remedy)
     if field is not None and kind != ".jsonl":
         raise UsageError("`field`", "has no effect on this document", got=str(path))
@@ -135,7 +135,7 @@ def read_document(
             target_language,
             unit=PARAGRAPH_END if kind == DOCX else "\n",
         )
-        entries = (entry for entry in READERS[kind](content) if _has_letter(entry.segment.text))
+        entries = (entry for entry in PARSERS[kind](content) if _has_letter(entry.segment.text))
         parts[part] = DocumentPart(content, tuple(entries))
     return Document(kind, data, parts)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.evaluation.evaluate import texts_of_split, warn_of_overlap
 from tformer_cli.evaluation.metrics import build_metric
+from tformer_cli.evaluation.resampling import Array
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import check_translates, find_model
 from tformer_cli.translate.confidence import (
@@ -33,8 +33,6 @@ NUM_FOLDS = 5
 # Of a Gaussian prior on each parameter, which matters only for a few lines.
 PRIOR_PRECISION = 1.0
 MAX_STEPS = 100
-
-Array = NDArray[np.float64]
 
 
 class RatedLine(NamedTuple):

@@ -1,7 +1,7 @@
 """Tuning of a run's search: its beam size and length penalty, by the validation text alone."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Self
 
@@ -13,6 +13,7 @@ from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.evaluation.compare import SIGNIFICANCE_LEVEL, mean_p_value
 from tformer_cli.evaluation.metrics import Metric, Score, build_metric
+from tformer_cli.search.engine import OnDone, OnWarning
 from tformer_cli.translate.options import SearchOptions
 from tformer_cli.translate.translator import Translator
 
@@ -24,9 +25,6 @@ DISTANCES = (0.2, 0.1)
 METRIC_DECIMALS = 2
 # Keys that are shown even if they have their defaults.
 TUNED_KEYS = ("kind", "beam_size", "length_penalty")
-
-OnDone = Callable[[int], object]
-OnWarning = Callable[[Problem], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ MODEL_FOLDER = "model"
 TOKENIZER_FILE = "sentencepiece.model"
 # What a package's folder for CTranslate2 has.
 MODEL_FILES = (EXPORT_FILE, SETTINGS_FILE, *dict.fromkeys(sum(VOCABULARY_FILES, ())))
-VERSIONS = {"package_version": "1.0", "argos_version": "1.9"}
+PACKAGE_VERSIONS = {"package_version": "1.0", "argos_version": "1.9"}
 FETCH_AGAIN = "fetch the package again"
 # What zipfile raises, also from within the compressions.
 DAMAGE = (
@@ -92,7 +92,7 @@ class ArgosFormat(CTranslate2Format):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             (content,) = set(sentencepiece_models(trained.tokenizers).values())
             (root / TOKENIZER_FILE).write_bytes(content)
-            write_json(root / METADATA_FILE, VERSIONS | {"type": "translate"} | names)
+            write_json(root / METADATA_FILE, PACKAGE_VERSIONS | {"type": "translate"} | names)
             with zipfile.ZipFile(package, "w", zipfile.ZIP_DEFLATED) as archive:
                 for path in sorted(root.rglob("*")):
                     archive.write(path, path.relative_to(temporary))

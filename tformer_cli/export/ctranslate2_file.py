@@ -19,10 +19,10 @@ from tformer_cli.errors import CheckpointError
 VERSIONS = range(4, 7)
 # By CTranslate2's ids; numpy has no bfloat16, the upper half of a float32.
 NUMBER_FORMATS = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
-DTYPES = {"bfloat16": "uint16"}
+STORED_DTYPES = {"bfloat16": "uint16"}
 EXACT: Quantization = "float32"
 REDUCED: tuple[Quantization, ...] = ("int8", "float16", "bfloat16")
-POSITIONS = "position_encodings/encodings"
+POSITION_ENCODINGS = "position_encodings/encodings"
 CONVERT_AGAIN = "convert the model again"
 
 Number = TypeVar("Number", int, float)
@@ -38,7 +38,7 @@ class Variable(NamedTuple):
     @property
     def dtype(self) -> np.dtype:
         """Numpy's dtype, without byte order."""
-        return np.dtype(DTYPES.get(self.number_format, self.number_format))
+        return np.dtype(STORED_DTYPES.get(self.number_format, self.number_format))
 
 
 class WeightsSummary(NamedTuple):
@@ -143,7 +143,7 @@ def summarize_weights(file: Path) -> WeightsSummary:
         variables = StoredModel(file).variables()
     except CheckpointError:
         return WeightsSummary(None, EXACT)
-    tables = [x.shape[0] for name, x in variables.items() if name.endswith(POSITIONS)]
+    tables = [x.shape[0] for name, x in variables.items() if name.endswith(POSITION_ENCODINGS)]
     formats = {x.number_format for x in variables.values() if len(x.shape) > 1}
     names = [name for name in REDUCED if name in formats]
     return WeightsSummary(min(tables, default=None), (*names, EXACT)[0])

@@ -18,7 +18,7 @@ from tformer_cli.config.schema.model import (
     T5Positions,
 )
 from tformer_cli.errors import ConfigError, Problem
-from tformer_cli.export.ctranslate2_file import POSITIONS, StoredModel
+from tformer_cli.export.ctranslate2_file import POSITION_ENCODINGS, StoredModel
 from tformer_cli.export.weights import SIDES, interleave
 from tformer_cli.model.blocks.embeddings import SinusoidalEncoding
 
@@ -218,7 +218,9 @@ def _positions(
     stored: StoredModel, settings: dict[str, Any]
 ) -> tuple[PositionsConfig | None, bool]:
     """Return our positions, if we have them, and whether they are laid out as Marian's."""
-    tables = [f"{side}/{POSITIONS}" for side in SIDES if f"{side}/{POSITIONS}" in stored]
+    tables = [
+        f"{side}/{POSITION_ENCODINGS}" for side in SIDES if f"{side}/{POSITION_ENCODINGS}" in stored
+    ]
     biases = [f"{side}/layer_0/self_attention/relative_attention_bias" for side in SIDES]
     if settings["rotary_dim"] is not None:
         return _rotary(settings), False

@@ -18,7 +18,7 @@ from torch import Tensor
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.export.converted import START, converted_config, read_side_files, settings_of
-from tformer_cli.export.ctranslate2_file import CONVERT_AGAIN, POSITIONS, StoredModel
+from tformer_cli.export.ctranslate2_file import CONVERT_AGAIN, POSITION_ENCODINGS, StoredModel
 from tformer_cli.export.ctranslate2_network import (
     HEAD_NORMS,
     MEMORY_PROJECTION,
@@ -122,7 +122,7 @@ class Reader:
         alpha = self._alpha(stack)
         if f"{side}.embeddings.positions.weight" in self.shapes:
             rows = self.shapes[f"{side}.embeddings.positions.weight"]
-            table = self._tensor(f"{side}/{POSITIONS}")[: rows[0]]
+            table = self._tensor(f"{side}/{POSITION_ENCODINGS}")[: rows[0]]
             weights[f"{side}.embeddings.positions.weight"] = table / alpha
         own = f"{side}.embeddings.norm"
         weights |= self._norm(f"{side}/layernorm_embedding", own, factor=1 / alpha)

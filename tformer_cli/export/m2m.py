@@ -55,7 +55,7 @@ from tformer_cli.export.weights import (
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.m2m import OUR_IDS, M2MTokenizer, m2m_file
+from tformer_cli.text.m2m import M2M_IDS, M2MTokenizer, m2m_file
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
@@ -160,7 +160,7 @@ def _model(
 def their_ids(tokenizer: M2MTokenizer) -> Tensor:
     """Return our ids (n,) of the tokens of the model, in its own order."""
     others = iter(range(NUM_SPECIAL, tokenizer.size))
-    ids = [OUR_IDS[x] if x in OUR_IDS else next(others) for x in tokenizer.vocabulary]
+    ids = [M2M_IDS[x] if x in M2M_IDS else next(others) for x in tokenizer.vocabulary]
     return torch.tensor(ids)
 
 

@@ -25,7 +25,7 @@ from tformer_cli.export.settings import (
     search_limits,
     vocabulary_ids,
 )
-from tformer_cli.text.m2m import OUR_IDS, UNUSED, M2MTokenizer
+from tformer_cli.text.m2m import M2M_IDS, UNUSED, M2MTokenizer
 from tformer_cli.text.subword import sentencepiece_processor
 from tformer_cli.text.vocabulary import EOS_ID
 
@@ -33,7 +33,7 @@ SENTENCEPIECE_FILE, TOKENS_FILE = "sentencepiece.bpe.model", "tokenizer.json"
 VOCABULARY_FILE, SPECIAL_FILE = "vocab.json", "special_tokens_map.json"
 # Ids of special tokens in every model; translations begin with `</s>`, then a language.
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
-SPECIAL_TOKENS = list(OUR_IDS)[:4]
+FIRST_TOKENS = list(M2M_IDS)[:4]
 # Position of the first token: fairseq counts from behind that of its padding.
 OFFSET = 2
 # transformers' defaults of missing keys, by model type.
@@ -133,7 +133,7 @@ def read_languages(folder: Path, model: bytes, size: int) -> Languages:
     else:
         processor = sentencepiece_processor(model, str(folder / SENTENCEPIECE_FILE), RESTORE)
         pieces = map(processor.id_to_piece, range(3, processor.get_piece_size()))
-        subwords = [*SPECIAL_TOKENS, *pieces]
+        subwords = [*FIRST_TOKENS, *pieces]
     added = _added_tokens(folder, config)
     listed = _listed(folder, config)
     if vocabulary_file.is_file():
@@ -146,7 +146,7 @@ def read_languages(folder: Path, model: bytes, size: int) -> Languages:
     missing = [token for token in more if token not in by_id.values()]
     by_id |= dict(enumerate(missing, start=len(subwords)))
     vocabulary = [by_id.get(i, UNUSED.format(i)) for i in range(size)]
-    if max(by_id) >= size or vocabulary[:4] != SPECIAL_TOKENS or len({*vocabulary}) != size:
+    if max(by_id) >= size or vocabulary[:4] != FIRST_TOKENS or len({*vocabulary}) != size:
         what = f"has no vocabulary of the {size} tokens that {SETTINGS_FILE} has"
         raise CheckpointError(str(folder), what, got=f"{max(by_id) + 1} tokens", remedy=RESTORE)
     tokens = {match["m2m"] or match["other"]: token for token, match in matches.items()}
@@ -235,7 +235,7 @@ def config_json(config: Config, size: int) -> dict[str, Any]:
 
 def search_settings(config: Config, vocabulary: Sequence[str]) -> dict[str, Any]:
     """Return the content of generation_config.json: the run's search, by tokens that it allows."""
-    suppressed = [i for i, x in enumerate(vocabulary) if x in OUR_IDS and OUR_IDS[x] != EOS_ID]
+    suppressed = [i for i, x in enumerate(vocabulary) if x in M2M_IDS and M2M_IDS[x] != EOS_ID]
     limits = search_limits(config)
     return {**IDS, "forced_eos_token_id": None, "suppress_tokens": suppressed, **limits}
 

@@ -12,8 +12,8 @@ from tformer_cli.export.weights import OUTPUT, SOURCE, TARGET, Names, StoredWeig
 SHARED, OUTPUT_PROJECTION = "shared.weight", "lm_head.weight"
 EMBEDDINGS = (SHARED, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # In the files of T5 1.0, and used by no program.
-UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-OUTSIDE = {*EMBEDDINGS, OUTPUT_PROJECTION, UNUSED}
+UNUSED_TABLE = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+OUTSIDE = {*EMBEDDINGS, OUTPUT_PROJECTION, UNUSED_TABLE}
 
 
 def weight_names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str, None]]:

@@ -17,8 +17,8 @@ from tformer_cli.search.engine import Hypothesis, Request, by_score
 from tformer_cli.search.state import SearchState, SearchStep, Sequences
 from tformer_cli.search.stepper import Stepper
 
-# A vocabulary has at most 2 ** MAX_DEPTH tokens.
-MAX_DEPTH = 20
+# A vocabulary has at most 2 ** MAX_TREE_DEPTH tokens.
+MAX_TREE_DEPTH = 20
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class SampleState(SearchState):
     sequences: Sequences
     log_probs: Tensor  # (B, K) sums of log probabilities
     finished: Tensor  # (B, K) whether a sequence has ended
-    noise: Tensor  # (B, max length, K, MAX_DEPTH) uniform numbers
+    noise: Tensor  # (B, max length, K, MAX_TREE_DEPTH) uniform numbers
 
 
 class SampleSearch(Search[SampleConfig, SampleState]):
@@ -75,7 +75,7 @@ class SampleSearch(Search[SampleConfig, SampleState]):
         log_probs = torch.zeros((len(requests), self.num_beams), device=self.device)
         finished = torch.zeros_like(log_probs, dtype=torch.bool)
         # Steps come first, so the noise of a step does not depend on the maximum length.
-        shape = (int(sequences.max_lengths.max()), self.num_beams, MAX_DEPTH)
+        shape = (int(sequences.max_lengths.max()), self.num_beams, MAX_TREE_DEPTH)
         generator = torch.Generator()
         noise = []
         for request in requests:
@@ -152,7 +152,7 @@ def sample_categorical(probabilities: Tensor, noise: Tensor) -> Tensor:
     At each node a uniform number decides between the lower and the upper half of its tokens. So
     rounding, which depends on the batch, moves one boundary per node; for inversion of the
     cumulative sum of all tokens it would move thousands. Sums need not be 1; the noise (B, K,
-    MAX_DEPTH) is in [0, 1).
+    MAX_TREE_DEPTH) is in [0, 1).
     """
     vocab_size = probabilities.shape[-1]
     depth = (vocab_size - 1).bit_length()

@@ -11,7 +11,7 @@ from tformer_cli.text.subword import IMPORT_AGAIN, MarianTokenizer, imported_fil
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID
 
 # Our ids of the special tokens that these models have; the first four come first there.
-OUR_IDS = {"<s>": BOS_ID, "<pad>": PAD_ID, "</s>": EOS_ID, "<unk>": UNK_ID, "<mask>": MASK_ID}
+M2M_IDS = {"<s>": BOS_ID, "<pad>": PAD_ID, "</s>": EOS_ID, "<unk>": UNK_ID, "<mask>": MASK_ID}
 # Name of an embedding row that has no token.
 UNUSED = "<unused_{}>"
 
@@ -45,7 +45,7 @@ class M2MTokenizer(MarianTokenizer):
 
     def trimmed(self, ids: Sequence[int]) -> "M2MTokenizer":
         """Return the tokenizer that has only some pieces, and all languages."""
-        kept = {*self.tokens(ids), *OUR_IDS, *self.language_tokens.values()}
+        kept = {*self.tokens(ids), *M2M_IDS, *self.language_tokens.values()}
         own = (self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size()))
         dropped = {*self.pieces} - kept
         model = without_pieces(self.model, [piece not in dropped for piece in own])
@@ -77,7 +77,7 @@ class M2MTokenizer(MarianTokenizer):
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             what = "is not the vocabulary of an M2M-100, NLLB or mBART model"
             raise CheckpointError(name, what, got=repr(error), remedy=IMPORT_AGAIN) from None
-        return model, tuple(token for token in self.vocabulary if token not in OUR_IDS)
+        return model, tuple(token for token in self.vocabulary if token not in M2M_IDS)
 
 
 def m2m_file(model: bytes, tokens: Sequence[str], languages: Mapping[str, str]) -> bytes:

@@ -21,7 +21,7 @@ STEPS_FORMAT = "step {n_fmt}/{total_fmt} {percentage:3.0f}% |{bar}| {remaining} 
 
 # Rows of a live curve, and columns between two.
 CURVE_HEIGHT = 8
-GAP = "  "
+COLUMN_GAP = "  "
 # The loss below the curves has label smoothing, that of validations has none.
 UNSMOOTHED = "loss without label smoothing"
 
@@ -136,13 +136,13 @@ class LiveCurves:
             f"validation {validation}": f"valid_{validation.lower()}",
         }
         # In the last column some terminals wrap.
-        width = (num_columns(sys.stderr) - 1 - len(GAP)) // len(names)
+        width = (num_columns(sys.stderr) - 1 - len(COLUMN_GAP)) // len(names)
         charts = [
             draw_chart(title, self._curves.get(name, ()), width, CURVE_HEIGHT)
             for title, name in names.items()
         ]
         for line, parts in zip(self._lines, zip(*charts, strict=True), strict=True):
-            line.set_description_str(fitted(GAP.join(parts).rstrip(), sys.stderr))
+            line.set_description_str(fitted(COLUMN_GAP.join(parts).rstrip(), sys.stderr))
 
 
 def summary(reports: Collection[StepReport]) -> str:

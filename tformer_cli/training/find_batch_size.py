@@ -16,7 +16,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.device import empty_cache, peak_memory, suppress_out_of_memory
 from tformer_cli.errors import DeviceError, TrainingError, UsageError
-from tformer_cli.process import begin_child, tune_allocator
+from tformer_cli.process import CGROUP, begin_child, tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.dry_run import OutOfMemory, sampled_trainer, worst_case_steps
@@ -29,8 +29,8 @@ TRIAL_STEPS = 2
 TOLERANCE = 1 / 32
 # Of the free RAM; other programs need some of it.
 SHARE_OF_RAM = 0.8
-# What Linux tells about the machine (proc_meminfo(5)) and about a container.
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+# What Linux tells about the machine: proc_meminfo(5).
+PROC = Path("/proc")
 
 TryBatch = Callable[[int], int | None]
 """Takes steps with a token budget; returns the peak memory in bytes, None if that ran out."""

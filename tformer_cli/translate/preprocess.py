@@ -28,15 +28,13 @@ from tformer_cli.text.segments import (
     truncate_text,
 )
 from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.tokenizer import Ids, Tokenizers
 from tformer_cli.text.vocabulary import tag_ids, with_eos
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
 MAX_PIECES = 1 << 20
 # Context that makes a tokenizer encode a phrase as in the middle of a text without whitespace.
 FULL_STOP = "。"
-
-Ids = tuple[int, ...]
 
 
 class InputLine(NamedTuple):
