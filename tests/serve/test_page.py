@@ -1,5 +1,7 @@
 """The page in a browser: a translation, its alignment, and a word that is changed."""
 
+import shutil
+
 import pytest
 from test_server import begin
 
@@ -11,9 +13,10 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as running:
         try:
-            chromium = running.chromium.launch()
+            # That of the system, else playwright's own.
+            chromium = running.chromium.launch(executable_path=shutil.which("chromium"))
         except playwright.Error:
-            pytest.skip("Chromium is not installed for playwright")
+            pytest.skip("Chromium is not installed")
         yield chromium
         chromium.close()
 
@@ -51,3 +54,41 @@ def test_a_sentence_is_typed_read_and_changed(begin, translator, browser):
     assert page.locator("#target").text_content() == completed
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert mistakes == []
+
+
+@pytest.mark.slow
+def test_lines_are_translated_one_by_one(begin, translator, browser):
+    _, url = begin()
+    page = browser.new_page()
+    asked = []
+    page.on("request", lambda one: asked.append(one.post_data_json) if one.post_data else None)
+    page.goto(url)
+    lines = ["ab c", "", "fg a", "c de"]
+    expected = translator.translate(lines)
+    page.fill("#source", "\n".join(lines))
+    words = page.locator("#target:not([aria-busy]) .unit")
+    words.first.wait_for()
+    assert page.locator("#target").text_content() == "\n".join(expected)
+    assert page.locator("#mirror").text_content() == "\n".join(lines)
+    # The cursor is in the last line.
+    best = page.locator("#alternatives [aria-pressed=true] bdi")
+    assert best.text_content() == expected[-1]
+    # A word of the first line is changed, and then a line is typed in front of the last one.
+    word = "G" if words.first.text_content() != "G" else "F"
+    words.first.press("Enter")
+    page.keyboard.type(word)
+    page.keyboard.press("Enter")
+    page.locator(".kept").first.wait_for()
+    (expected[0],) = translator.translate(lines[:1], prefixes=[word])
+    assert best.text_content() == expected[0]
+    lines.insert(3, "b")
+    expected[3:3] = translator.translate(["b"])
+    page.focus("#source")
+    page.locator("#source").evaluate("(source) => source.setSelectionRange(11, 11)")
+    page.keyboard.insert_text("b\n")
+    page.wait_for_function(
+        "text => document.querySelector('#target').textContent === text", arg="\n".join(expected)
+    )
+    assert page.locator("#source").input_value() == "\n".join(lines)
+    assert [one["text"] for one in asked] == [["ab c", "fg a", "c de"], ["ab c"], ["b"]]
+    assert [one.get("prefixes") for one in asked] == [None, [word], None]

@@ -77,8 +77,9 @@ function divide() {
     const at = before.findIndex((line) => line.text === text);
     return at < 0 ? newLine(text) : before.splice(at, 1)[0];
   });
-  mirror.replaceChildren(...lines.flatMap((line) => [line.source, "\n"]));
-  target.replaceChildren(...lines.flatMap((line) => [line.target, "\n"]));
+  for (const [sheet, side] of [[mirror, "source"], [target, "target"]]) {
+    sheet.replaceChildren(...lines.flatMap((line) => ["\n", line[side]]).slice(1));
+  }
   const isTyped = document.activeElement === source || !lines.includes(current);
   attend(isTyped ? lineAtCaret() : current);
 }
@@ -101,9 +102,10 @@ async function translate() {
   const { signal } = asking;
   divide();
   const asked = lines.filter((line) => line.text.trim() && !line.answer);
-  target.setAttribute("aria-busy", String(asked.length > 0));
+  target.removeAttribute("aria-busy");
   if (!asked.length) return;
   for (const line of asked) line.target.classList.add("draft");
+  target.setAttribute("aria-busy", "true");
   try {
     for await (const [name, content] of events(fieldsOf(asked), signal)) {
       if (name === "draft") asked[content.index].target.textContent = content.text;
@@ -115,7 +117,7 @@ async function translate() {
     tell(error.message, true);
   }
   for (const line of asked) line.target.classList.remove("draft");
-  target.setAttribute("aria-busy", "false");
+  target.removeAttribute("aria-busy");
 }
 
 function fieldsOf(asked) {
