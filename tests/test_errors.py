@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import sys
 
 import pytest
 
@@ -13,8 +14,10 @@ from tformer_cli.errors import (
     StorageError,
     TformerError,
     TrainingError,
+    UsageError,
     printable,
 )
+from tformer_cli.extras import package
 
 
 def test_message_has_place_rule_value_and_remedy() -> None:
@@ -102,3 +105,18 @@ def test_refusal_of_the_system_has_a_remedy(number: int, text: str) -> None:
 
 def test_refusal_without_a_number_says_what_there_is() -> None:
     assert str(StorageError.of(OSError("odd"), "x")) == "x: cannot be written (odd)"
+
+
+def test_a_package_that_is_damaged_is_not_said_to_be_missing(tmp_path, monkeypatch):
+    (tmp_path / "pyarrow.py").write_text("from missing_part import something\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    with pytest.raises(UsageError) as caught:
+        package("pyarrow", "corpora")
+    assert str(caught.value) == (
+        "pyarrow: is installed, but cannot be imported (No module named 'missing_part'); "
+        "pip install --force-reinstall pyarrow"
+    )
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"^pyarrow: is not installed; pip install"):
+        package("pyarrow", "corpora")

@@ -7,7 +7,8 @@ import pytest
 
 from tformer_cli import process
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.process import num_threads
+from tformer_cli.errors import DeviceError
+from tformer_cli.process import num_processes, num_threads
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import SubwordTokenizer, learn_subwords
 
@@ -37,3 +38,12 @@ def test_cores_are_those_that_a_process_is_bound_to():
         for words in (code, bind)
     ]
     assert found == [len(os.sched_getaffinity(0)), 1]
+
+
+def test_a_number_of_processes_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    monkeypatch.delenv("RANK", raising=False)
+    assert num_processes() == 1
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(DeviceError, match=r"WORLD_SIZE: must be a number of processes \(many\)"):
+        num_processes()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from tformer_cli.errors import UsageError
@@ -41,12 +42,16 @@ def package(name: str, extra: str) -> Any:
     """Return the module of an optional package; refuse a missing or too old one.
 
     Raises:
-        UsageError: it is missing, or older than the extra allows.
+        UsageError: it is missing or damaged, or older than the extra allows.
     """
     try:
         module = import_module(name)
-    except ImportError:
+    except ImportError as error:
         remedy = f"pip install 'tformer[{extra}]'"
+        if find_spec(name) is not None:
+            what = "is installed, but cannot be imported"
+            remedy = f"pip install --force-reinstall {name}"
+            raise UsageError(name, what, got=str(error), remedy=remedy) from None
         raise UsageError(name, "is not installed", remedy=remedy) from None
     oldest = EXTRAS[extra].packages[name]
     if oldest is None:

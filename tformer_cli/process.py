@@ -10,6 +10,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from tformer_cli.errors import DeviceError
+
 # What torch and its libraries read when they are imported.
 ENVIRONMENT = {
     # OpenMP threads wait for each other in a spin loop. Where another program wants the processor
@@ -76,10 +78,19 @@ def num_cores() -> int:
 
 
 def num_processes() -> int:
-    """Return how many processes torchrun has started; 1 without torchrun."""
+    """Return how many processes torchrun has started; 1 without torchrun.
+
+    Raises:
+        DeviceError: `WORLD_SIZE` is no number.
+    """
     # Schedulers set some of the variables without starting processes.
-    is_known = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
-    return int(os.environ["WORLD_SIZE"]) if is_known else 1
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return 1
+    size = os.environ["WORLD_SIZE"]
+    if not size.isdecimal():
+        remedy = "start the processes by torchrun, or unset RANK"
+        raise DeviceError("WORLD_SIZE", "must be a number of processes", got=size, remedy=remedy)
+    return int(size)
 
 
 def may_have_gpu() -> bool:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.errors import DataError
+from tformer_cli.errors import DataError, UsageError
 from tformer_cli.search.engine import Request
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.segments import Terminology, unit_indices
 from tformer_cli.text.subword import MarianTokenizer, marian_file, sentencepiece_processor
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.translate.preprocess import InputLine, Preprocessor
+from tformer_cli.translate.preprocess import InputLine, Preprocessor, input_lines
 
 JAPANESE = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
 CODE = ">>fr<<"
@@ -155,3 +155,14 @@ def test_prefix_and_phrases_together_stay_within_what_the_model_can_write(marian
         f"x.en:1: requires more tokens than the {needed} positions that the model has learned ("
     )
     assert str(caught.value).endswith(" tokens); shorten its prefix or its required phrases")
+
+
+@pytest.mark.parametrize("argument", ["prefixes", "required"])
+@pytest.mark.parametrize(("count", "got"), [(1, "none for line 2"), (3, "more than 2")])
+def test_each_line_has_an_item_of_what_goes_with_lines(argument, count, got):
+    items = {"prefixes": "ab", "required": [["a"]]}[argument]
+    given = {"prefixes": None, "required": None} | {argument: [items] * count}
+    with pytest.raises(UsageError) as caught:
+        list(input_lines(["a", "b"], **given))
+    assert str(caught.value) == f"`{argument}`: must have an item for each line ({got})"
+    assert len(list(input_lines(["a"] * count, **given))) == count

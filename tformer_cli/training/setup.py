@@ -209,7 +209,7 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
     kernels = ", with compiled layers" if can_compile(state.device) else ""
     processes = "" if state.world.size == 1 else f", {state.world.size} processes"
     parts = parameters_by_part(state.model)
-    num_frozen = sum(parts[part] for part in config.training.freeze)
+    num_frozen = sum(parts[part] for part in set(config.training.freeze))
     return (
         f"{languages}: {describe_parameters(sum(parts.values()), num_frozen)}, "
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 from tformer_cli.choices import LongLines
 from tformer_cli.corpus.lines import read_lines
@@ -33,6 +33,7 @@ from tformer_cli.text.vocabulary import tag_ids, with_eos
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
 MAX_PIECES = 1 << 20
+_Item = TypeVar("_Item")
 # Context that makes a tokenizer encode a phrase as in the middle of a text without whitespace.
 FULL_STOP = "。"
 
@@ -51,17 +52,36 @@ def input_lines(
     prefixes: Iterable[str] | None = None,
     required: Iterable[Sequence[str]] | None = None,
 ) -> Iterator[InputLine]:
-    """Yield each line with its prefix and its required phrases."""
-    if prefixes is None:
-        pairs: Iterable[tuple[str, str]] = ((line, "") for line in lines)
-    else:
-        pairs = zip(lines, prefixes, strict=True)
-    if required is None:
-        yield from itertools.starmap(InputLine, pairs)
-        return
-    for index, ((line, prefix), phrases) in enumerate(zip(pairs, required, strict=True)):
+    """Yield each line with its prefix and its required phrases.
+
+    Raises:
+        UsageError: there are more or fewer of them than lines.
+    """
+    rows: Iterator[InputLine] = map(InputLine, lines)
+    if prefixes is not None:
+        pairs = _one_each(rows, prefixes, "`prefixes`")
+        rows = (line._replace(prefix=prefix) for line, prefix in pairs)
+    if required is not None:
+        rows = _with_phrases(_one_each(rows, required, "`required`"))
+    return rows
+
+
+def _with_phrases(pairs: Iterable[tuple[InputLine, Sequence[str]]]) -> Iterator[InputLine]:
+    for index, (line, phrases) in enumerate(pairs):
         reject_str(**{f"required[{index}]": phrases})
-        yield InputLine(line, prefix, phrases)
+        yield line._replace(phrases=phrases)
+
+
+def _one_each(
+    lines: Iterable[InputLine], items: Iterable[_Item], argument: str
+) -> Iterator[tuple[InputLine, _Item]]:
+    """Yield each line with its item."""
+    for number, (line, item) in enumerate(itertools.zip_longest(lines, items), start=1):
+        if line is None or item is None:
+            what = "must have an item for each line"
+            got = f"none for line {number}" if item is None else f"more than {number - 1}"
+            raise UsageError(argument, what, got=got)
+        yield line, item
 
 
 def read_input_lines(
