@@ -29,8 +29,8 @@ from tformer_cli.export.format import Format
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
 
 LINES = ["abc de", "g", "a b c d e f g", "gfedcba abcdefg gfedcba", "", "ccc", "b", "de", "fa ce"]
 CHARACTERS = [("abcdefg ", "ABCDEFGHIJ ")]

@@ -2,14 +2,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.padding import PAD_ID, pad_rows
-from tformer_cli.text import vocabulary
+from tformer_cli.text import special_tokens
 
 rows_of_ids = st.lists(st.lists(st.integers(1, 99), max_size=6), min_size=1, max_size=5)
 an_id = st.none() | st.integers(1, 99)
 
 
 def test_padding_is_the_id_that_vocabularies_keep_for_it():
-    assert PAD_ID == vocabulary.PAD_ID
+    assert PAD_ID == special_tokens.PAD_ID
 
 
 @given(rows_of_ids, an_id, an_id)

@@ -223,5 +223,8 @@ def test_no_name_means_two_things():
                 rooms.setdefault(name, set()).add(module)
     assert {"Trainer", "DataError", "EOS_ID", "Languages"} <= rooms.keys()
     # The network knows no vocabulary, and both know what is padding.
-    assert rooms.pop("PAD_ID") == {str(PACKAGE / "padding.py"), str(PACKAGE / "text/vocabulary.py")}
+    assert rooms.pop("PAD_ID") == {
+        str(PACKAGE / "padding.py"),
+        str(PACKAGE / "text/special_tokens.py"),
+    }
     assert {name: where for name, where in rooms.items() if len(where) > 1} == {}

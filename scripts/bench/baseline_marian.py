@@ -14,7 +14,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
-from tformer_cli.corpus.batch import Batch, batches_in_order
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.epoch_plan import batches_in_order
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed
@@ -25,8 +26,8 @@ from tformer_cli.export.marian_weights import table_names, weight_names
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.engine import Engine, Hypothesis, Job, OnDone, OnWarning
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, PAD_ID
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from tformer_cli.training.optim import set_learning_rate
 from tformer_cli.training.step import StepBatch, TrainState
 

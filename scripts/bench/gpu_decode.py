@@ -20,9 +20,10 @@ from tformer_cli.search.engine import Engine, Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, NUM_SPECIAL
 from tformer_cli.text.symbol import WordTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, Vocabulary
+from tformer_cli.text.vocabulary import Vocabulary
 
 SUPPRESSED_IDS = [x for x in range(NUM_SPECIAL) if x != EOS_ID]
 # Sentences of a batch of the others; our engine finds its own.

@@ -39,7 +39,7 @@ from tformer_cli.device import (
 )
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.text.vocabulary import BOS_ID
+from tformer_cli.text.special_tokens import BOS_ID
 from tformer_cli.training.setup import TrainingData
 from tformer_cli.training.step import StepBatch, TrainState
 

@@ -13,7 +13,7 @@ from tformer_cli.errors import DataError, Problem
 from tformer_cli.search import teacher_forcing
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID
 from tformer_cli.translate import score as score_module
 
 PAIRS = [

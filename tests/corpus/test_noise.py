@@ -13,8 +13,8 @@ from tformer_cli.corpus.noise import ExampleNoise, random_numbers, with_noise
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import Example
 from tformer_cli.corpus.store_builder import training_store
+from tformer_cli.text.special_tokens import FIRST_TAG_ID, NUM_SPECIAL
 from tformer_cli.text.tokenizer import build_tokenizers
-from tformer_cli.text.vocabulary import FIRST_TAG_ID, NUM_SPECIAL
 
 SIZE = 500
 SUBWORDS = "tokenizer={kind: subword, vocab_size: 300}"

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.data import MAX_TAGS, DataConfig, SamplingConfig
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.corpus.epoch_plan import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import PairTags, TokenStore, build_store, temperature_weights
 from tformer_cli.corpus.store_builder import load_or_build_store, training_store
+from tformer_cli.text.special_tokens import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS
 
 TEXTS = {"a": ["ab", "abc", ""], "b": ["c", "ca", "cab"], "c": ["b"]}
 TAGS = {"a": (), "b": ("bt", "old"), "c": ("old",)}

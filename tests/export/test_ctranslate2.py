@@ -45,9 +45,9 @@ from tformer_cli.export.ctranslate2_engine import unsupported_by_ctranslate2
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, NUM_SPECIAL
 from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL
 from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.translator import Translator
 

@@ -25,7 +25,7 @@ from tformer_cli.export.ctranslate2_engine import (
 )
 from tformer_cli.search.engine import EMPTY, Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
-from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
+from tformer_cli.text.special_tokens import EOS_ID, UNK_ID
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 

@@ -34,7 +34,7 @@ from tformer_cli.export.run import import_run
 from tformer_cli.search.engine import Request
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
-from tformer_cli.text.vocabulary import SPECIAL_TOKENS, with_eos
+from tformer_cli.text.special_tokens import SPECIAL_TOKENS, with_eos
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended")

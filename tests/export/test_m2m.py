@@ -27,7 +27,7 @@ from tformer_cli.export.run import import_run
 from tformer_cli.export.weights import to_theirs
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
-from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.translate.translator import Translator
 

@@ -35,8 +35,8 @@ from tformer_cli.errors import ConfigError, UsageError
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.text.tokenizer import build_tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended")

@@ -30,8 +30,8 @@ from tformer_cli.export.marian import read_marian
 from tformer_cli.export.run import import_run
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, UNK_ID
 from tformer_cli.text.tokenizer import Tokenizer
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
 from tformer_cli.translate.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended")

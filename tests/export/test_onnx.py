@@ -29,7 +29,7 @@ from tformer_cli.export.onnx import OnnxFormat, SourceGraph, StepGraph, traceabl
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import Request, SpecialTokens
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 from tformer_cli.translate.translator import Translator
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")

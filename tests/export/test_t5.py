@@ -27,7 +27,7 @@ from tformer_cli.export.t5 import T5Format, read_t5
 from tformer_cli.export.t5_weights import OUTPUT_PROJECTION, SHARED, t5_names
 from tformer_cli.export.weights import to_theirs
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
+from tformer_cli.text.special_tokens import EOS_ID, UNK_ID
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.translate.translator import Translator
 

@@ -12,14 +12,12 @@ from tformer_cli.kernels import attention
 from tformer_cli.kernels.attention import (
     MAX_NAIVE_WEIGHTS,
     MAX_TINY_WEIGHTS,
-    AttentionMask,
     attend,
     attention_weights,
-    causal_mask,
     kernel_attend,
     naive_attend,
 )
-from tformer_cli.model.blocks.attention import padding_mask
+from tformer_cli.kernels.attention_mask import AttentionMask, causal_mask, padding_mask
 
 B, H, S, T, DH = 2, 6, 5, 7, 11
 

@@ -5,7 +5,7 @@ import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from tformer_cli.kernels.attention import causal_mask
+from tformer_cli.kernels.attention_mask import causal_mask
 from tformer_cli.model.blocks.bias import Alibi, slopes
 
 LENGTH = 41

@@ -13,7 +13,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
 )
 
 from tformer_cli.config.schema.model import LatentConfig, RotaryPositions, YarnScaling
-from tformer_cli.kernels.attention import AttentionMask, causal_mask
+from tformer_cli.kernels.attention_mask import AttentionMask, causal_mask
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.blocks.latent import LatentAttention
 from tformer_cli.model.blocks.rotary import RotaryEmbedding, apply_rotary_emb, attention_factor

@@ -23,13 +23,14 @@ from tformer_cli.config.schema.model import (
     YarnScaling,
 )
 from tformer_cli.config.schema.training import AdamWConfig, CosineSchedule, TrainingConfig
-from tformer_cli.corpus.batch import DataPosition, collate
+from tformer_cli.corpus.batch import collate
+from tformer_cli.corpus.epoch_plan import DataPosition
 from tformer_cli.corpus.store import Example
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
-from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID
+from tformer_cli.text.special_tokens import DECODER_START_IDS, EOS_ID
 from tformer_cli.training.step import StepBatch, StepReport, TrainState, train_steps
 
 FIRST, V, LONGEST, STEPS = 6, 16, 9, 1800

@@ -15,8 +15,7 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
     NoPositions,
 )
-from tformer_cli.kernels.attention import AttentionMask, causal_mask
-from tformer_cli.model.blocks.attention import padding_mask
+from tformer_cli.kernels.attention_mask import AttentionMask, causal_mask, padding_mask
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer

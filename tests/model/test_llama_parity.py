@@ -19,7 +19,7 @@ from tformer_cli.config.schema.model import (
     RotaryPositions,
     YarnScaling,
 )
-from tformer_cli.kernels.attention import AttentionMask, causal_mask
+from tformer_cli.kernels.attention_mask import AttentionMask, causal_mask
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.blocks.rotary import RotaryEmbedding
 from tformer_cli.model.build import build_model

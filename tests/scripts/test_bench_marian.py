@@ -18,14 +18,14 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.config.schema.model import LearnedPositions
 from tformer_cli.config.schema.training import MuonConfig, OptimizerConfig
-from tformer_cli.corpus.batch import batches_in_order
+from tformer_cli.corpus.epoch_plan import batches_in_order
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.errors import CheckpointError, ConfigError, TrainingError, UsageError
 from tformer_cli.search.engine import Request
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.training.loss import smoothed_nll_sum
 
 

@@ -18,6 +18,13 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tformer_cli.config.schema.tokenizer import MarianConfig, SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import (
+    EOS_ID,
+    NUM_SPECIAL,
+    SPECIAL_TOKENS,
+    SUPPRESSED_IDS,
+    UNK_ID,
+)
 from tformer_cli.text.subword import (
     MarianTokenizer,
     SubwordTokenizer,
@@ -26,7 +33,6 @@ from tformer_cli.text.subword import (
     reservoir_sample,
 )
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, SUPPRESSED_IDS, UNK_ID
 
 WORDS = ["the", "a", "big", "green", "dog", "cat", "house", "über", "Straße", ".", ",", "!"]
 LINES = [" ".join(random.Random(i).choices(WORDS, k=7)) for i in range(300)]

@@ -10,9 +10,9 @@ import pytest
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.text import subword_sampling
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import FIRST_TAG_ID, UNK_ID
 from tformer_cli.text.subword import SubwordTokenizer, learn_subwords
 from tformer_cli.text.subword_sampling import BpeDropout, State, SubwordSampler, UnigramSampling
-from tformer_cli.text.vocabulary import FIRST_TAG_ID, UNK_ID
 
 LINES = [
     "the new lower tower is lowest",

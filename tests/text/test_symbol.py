@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.tokenizer import CharConfig, WordConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
-from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID, Vocabulary
+from tformer_cli.text.vocabulary import Vocabulary
 
 
 def learned_characters(lines: list[str], min_frequency: int = 1) -> CharTokenizer:

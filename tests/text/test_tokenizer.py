@@ -15,8 +15,8 @@ from tformer_cli.config.schema.tokenizer import (
     WordConfig,
 )
 from tformer_cli.errors import CheckpointError, DataError
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, SEP_ID
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SEP_ID
 
 PAIRS = [
     ("The small dog sees the big tree.", "Der kleine Hund sieht den großen Baum."),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.errors import CheckpointError
-from tformer_cli.text.vocabulary import (
+from tformer_cli.text.special_tokens import (
     BOS_ID,
     EOS_ID,
     MASK_ID,
@@ -17,9 +17,9 @@ from tformer_cli.text.vocabulary import (
     SPECIAL_TOKENS,
     SUPPRESSED_IDS,
     UNK_ID,
-    Vocabulary,
     with_eos,
 )
+from tformer_cli.text.vocabulary import Vocabulary
 
 WORDS = st.lists(st.text(min_size=1), unique=True).map(
     lambda words: [word for word in words if word not in SPECIAL_TOKENS]

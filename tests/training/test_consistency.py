@@ -20,7 +20,7 @@ from tformer_cli.device import autocast
 from tformer_cli.distributed import World, process_group
 from tformer_cli.errors import ConfigError
 from tformer_cli.model.blocks.embeddings import KeptTokens
-from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.training import loss
 from tformer_cli.training.loss import (
     CACHED_ROWS,

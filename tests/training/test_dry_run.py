@@ -21,7 +21,8 @@ from toy import CONFIG, MASKED, write_languages, write_toy
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.batch import Batch, DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.epoch_plan import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.filters import REASONS, FilterReport
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore, build_store
@@ -36,8 +37,8 @@ from tformer_cli.errors import (
 )
 from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.text.special_tokens import NUM_SPECIAL
 from tformer_cli.text.tokenizer import build_tokenizers
-from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.training import dry_run as dry_run_module
 from tformer_cli.training.dry_run import (
     BatchShape,

@@ -11,7 +11,8 @@ from train_states import INITIAL, batch, step_batches, train_state
 from transfers import Transfers
 
 from tformer_cli.config.schema.training import AdamWConfig, MuonConfig
-from tformer_cli.corpus.batch import DataPosition, collate
+from tformer_cli.corpus.batch import collate
+from tformer_cli.corpus.epoch_plan import DataPosition
 from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import TrainingError

@@ -6,7 +6,7 @@ import torch
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.starter import shipped_config
-from tformer_cli.text.vocabulary import NUM_SPECIAL
+from tformer_cli.text.special_tokens import NUM_SPECIAL
 from tformer_cli.training.throughput import (
     MEAN_LENGTH,
     WARMUP_STEPS,

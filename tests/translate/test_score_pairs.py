@@ -8,8 +8,8 @@ import pytest
 
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError
+from tformer_cli.text.special_tokens import EOS_ID, UNK_ID
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 from tformer_cli.translate import score as score_module
 from tformer_cli.translate.score import ScoredPair, score_pairs
 

@@ -25,8 +25,8 @@ from tformer_cli.model.build import build_network
 from tformer_cli.model.inspection.attention_recorder import attention_maps
 from tformer_cli.model.network import Network
 from tformer_cli.plotting.attention_maps import AttentionMaps
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, FIRST_TAG_ID, SEP_ID
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, FIRST_TAG_ID, SEP_ID
 from tformer_cli.translate.sentence_maps import sentence_maps
 
 SHAPE = {"dim": 12, "num_heads": 3, "feedforward_dim": 16}

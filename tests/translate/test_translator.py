@@ -41,8 +41,8 @@ from tformer_cli.search.engine import (
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.search.workers import with_workers
 from tformer_cli.text.segments import Terminology
+from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate import translator as translator_module
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.postprocess import best_combinations

@@ -18,10 +18,10 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.store import Example
 from tformer_cli.device import derive_seed
 from tformer_cli.padding import flat_positions
+from tformer_cli.text.special_tokens import FIRST_TAG_ID, MASK_ID, NUM_SPECIAL
 from tformer_cli.text.subword import SubwordTokenizer
 from tformer_cli.text.subword_sampling import SubwordSampler, build_sampler
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import FIRST_TAG_ID, MASK_ID, NUM_SPECIAL
 
 # Of the predicted tokens, 80% are masked, 10% replaced by a random token, 10% unchanged.
 MASKED, REPLACED = 0.8, 0.9

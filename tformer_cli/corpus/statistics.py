@@ -13,9 +13,9 @@ from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.device import derive_seed
 from tformer_cli.text.segments import sentence_ends
+from tformer_cli.text.special_tokens import UNK_ID
 from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import UNK_ID
 
 # Lines tokenized together.
 CHUNK_LINES = 4096

@@ -47,8 +47,8 @@ from tformer_cli.storage.atomic import (
 )
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.terminal import progress_bar
+from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.tokenizer import Ids, Tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import tag_ids
 
 SHARD_LINES = 1 << 13
 # Below this size of all texts, starting processes takes longer than encoding.

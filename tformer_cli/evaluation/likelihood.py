@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from tformer_cli.config.schema.text import Text
-from tformer_cli.corpus.batch import Batch, batches_in_order
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.epoch_plan import batches_in_order
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast
 from tformer_cli.distributed import SINGLE_PROCESS, World
@@ -19,7 +20,7 @@ from tformer_cli.errors import DataError, Problem
 from tformer_cli.model.network import Network
 from tformer_cli.search.teacher_forcing import halving_on_oom
 from tformer_cli.search.topk import log_mean_probabilities
-from tformer_cli.text.vocabulary import BOS_ID
+from tformer_cli.text.special_tokens import BOS_ID
 
 # Padded tokens of a batch, on either side. A longer line has no loss, which would take minutes.
 LIKELIHOOD_BATCH_TOKENS = 4096

@@ -28,9 +28,9 @@ from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.run_directory import EXPORT_FILE, RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 
 # By side: those of Marian, and one of both languages.
 SENTENCEPIECE_FILES = (

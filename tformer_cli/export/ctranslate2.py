@@ -61,7 +61,7 @@ from tformer_cli.storage.trained_model import (
     TrainedModel,
     notes_of,
 )
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 
 # Logit bias of suppressed tokens: probability 0, and finite in half precision.
 SUPPRESSED_BIAS = -6e4

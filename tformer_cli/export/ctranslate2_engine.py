@@ -35,8 +35,8 @@ from tformer_cli.search.engine import (
     Pair,
     Request,
 )
+from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
 
 # Sentences of a batch, which one thread translates; single ones take longer.
 MAX_BATCH, MIN_BATCH = 64, 4

@@ -50,8 +50,8 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.checkpoint import check_finite
 from tformer_cli.storage.run_directory import EXPORT_FILE, RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, find_model
+from tformer_cli.text.special_tokens import BOS_ID
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import BOS_ID
 
 PROJECTION = "decoder/projection"
 

@@ -20,7 +20,7 @@ from tformer_cli.export.run import write_run
 from tformer_cli.storage.atomic import check_absent
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.text.vocabulary import tag_ids
+from tformer_cli.text.special_tokens import tag_ids
 
 
 def extend_run(

@@ -19,9 +19,9 @@ from tformer_cli.search.engine import Engine
 from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.m2m import M2MTokenizer
+from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Ids, Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import tag_ids
 
 TEMPLATES = Path(__file__).with_name("templates")
 BEAM_SIZE = 5

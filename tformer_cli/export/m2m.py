@@ -57,8 +57,8 @@ from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.m2m import M2M_IDS, M2MTokenizer, m2m_file
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import NUM_SPECIAL
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import NUM_SPECIAL
 
 # Their names outside the layers by ours.
 POSITIONS = {f"{x}.embeddings.positions.weight": f"model.{x}.embed_positions.weight" for x in SIDES}

@@ -26,8 +26,8 @@ from tformer_cli.export.settings import (
     vocabulary_ids,
 )
 from tformer_cli.text.m2m import M2M_IDS, UNUSED, M2MTokenizer
+from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.text.subword import sentencepiece_processor
-from tformer_cli.text.vocabulary import EOS_ID
 
 SENTENCEPIECE_FILE, TOKENS_FILE = "sentencepiece.bpe.model", "tokenizer.json"
 VOCABULARY_FILE, SPECIAL_FILE = "vocab.json", "special_tokens_map.json"

@@ -60,9 +60,9 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import NUM_SPECIAL
 from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import NUM_SPECIAL
 
 VOCABULARY_FILE, TARGET_VOCABULARY_FILE = "vocab.json", "target_vocab.json"
 PIECES_FILES = "source.spm", "target.spm"

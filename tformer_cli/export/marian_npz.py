@@ -41,9 +41,9 @@ from tformer_cli.export.weights import LOGITS_BIAS, our_weights, to_theirs
 from tformer_cli.storage.atomic import atomic_write, write_text
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 from tformer_cli.text.subword import MarianTokenizer, marian_file, sentencepiece_processor
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 
 # Of both languages.
 VOCABULARY_MODEL = "vocab.spm"

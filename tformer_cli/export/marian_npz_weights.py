@@ -33,7 +33,7 @@ from tformer_cli.export.weights import (
     Weights,
 )
 from tformer_cli.storage.checkpoint import check_dtypes, check_finite
-from tformer_cli.text.vocabulary import BOS_ID
+from tformer_cli.text.special_tokens import BOS_ID
 
 # Marian's names by ours of the modules of a layer, around what a weight is.
 MODULES = {

@@ -19,7 +19,7 @@ from tformer_cli.export.settings import (
     read_network,
     search_limits,
 )
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, UNK_ID
 
 # Values of our keys in every Marian model.
 FIXED: dict[str, Any] = {

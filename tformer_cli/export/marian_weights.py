@@ -13,7 +13,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.export.marian_settings import OUR_IDS
 from tformer_cli.export.weights import BIAS, LOGITS_BIAS, OUTPUT, SIDES, SOURCE, TARGET, Names
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.text.vocabulary import NUM_SPECIAL
+from tformer_cli.text.special_tokens import NUM_SPECIAL
 
 # Modules of a layer by ours: Marian's name, and the axis of the weight that has a component of
 # hidden states each. What writes hidden states (axis 0) has such a bias, too.

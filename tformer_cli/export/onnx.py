@@ -30,12 +30,8 @@ from tformer_cli.export.format import (
     write_sentencepiece_models,
 )
 from tformer_cli.extras import package
-from tformer_cli.kernels.attention import (
-    AttentionMask,
-    additive_mask,
-    attention_logits,
-    grouped_matmul,
-)
+from tformer_cli.kernels.attention import attention_logits, grouped_matmul
+from tformer_cli.kernels.attention_mask import AttentionMask, additive_mask
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.kv_cache import DecoderCache, LayerCache, concatenate
 from tformer_cli.model.network import Seq2Seq
@@ -56,8 +52,8 @@ from tformer_cli.search.stepper import Sentence, Stepper
 from tformer_cli.search.teacher_forcing import empty_source_log_probs
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.special_tokens import EOS_ID, UNK_ID
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 
 SOURCE_FILE, STEP_FILE = "encoder.onnx", "decoder_step.onnx"
 CPU = torch.device("cpu")

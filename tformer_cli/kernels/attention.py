@@ -1,50 +1,14 @@
-"""Attention over heads (Vaswani et al. 2017, equation 1), and the masks that it takes.
-
-Bool masks broadcast to (N, H, T, S), True where a query may attend to a key.
-"""
+"""Attention over heads (Vaswani et al. 2017, equation 1)."""
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tformer_cli.kernels.attention_mask import AttentionMask
 from tformer_cli.kernels.softmax import softmax
-
-
-class AttentionMask(NamedTuple):
-    """What restricts attention; each member is optional.
-
-    Attributes:
-        mask: bool, broadcasts to (N, H, T, S), True where a query may attend.
-        bias: float, broadcasts to (N, H, T, S), added to the logits.
-        is_causal: query t attends to keys 0..t only, in addition to `mask`.
-    """
-
-    mask: Tensor | None = None
-    bias: Tensor | None = None
-    is_causal: bool = False
-
-    def allowed(self, length: int, device: torch.device) -> Tensor | None:
-        """Return `mask` and causality over `length` queries as one bool mask, or None."""
-        if not self.is_causal:
-            return self.mask
-        lower = causal_mask(length, device)
-        return lower if self.mask is None else self.mask & lower
-
-
-def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
-    """Return (T, T): position t attends to positions 0..t."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
-
-
-def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return zero where a bool mask is True, and minus infinity elsewhere."""
-    minus_infinity = torch.full((), -math.inf, dtype=dtype, device=mask.device)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, minus_infinity)
-
 
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionMask, float], Tensor]
 """An implementation of `attend`."""

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig
-from tformer_cli.kernels.attention import AttentionMask
-from tformer_cli.model.blocks.attention import (
-    KeyValue,
+from tformer_cli.kernels.attention_mask import (
+    AttentionMask,
     causal_lm_mask,
     padding_mask,
     prefix_lm_mask,
 )
+from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.kv_cache import DecoderCache

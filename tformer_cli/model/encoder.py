@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import MaskedEncoderConfig, TransformerConfig
-from tformer_cli.kernels.attention import AttentionMask
-from tformer_cli.model.blocks.attention import padding_mask
+from tformer_cli.kernels.attention_mask import AttentionMask, padding_mask
 from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.layers import EncoderLayer, Stack

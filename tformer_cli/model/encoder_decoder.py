@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig, TransformerConfig
-from tformer_cli.kernels.attention import AttentionMask
-from tformer_cli.model.blocks.attention import KeyValue, padding_mask
+from tformer_cli.kernels.attention_mask import AttentionMask, padding_mask
+from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.encoder import Encoder, Memory

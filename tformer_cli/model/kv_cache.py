@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tformer_cli.kernels.attention import additive_mask, arrange_keys, prefers_contiguous
+from tformer_cli.kernels.attention import arrange_keys, prefers_contiguous
+from tformer_cli.kernels.attention_mask import additive_mask
 from tformer_cli.model.blocks.attention import KeyValue, KVShape
 
 INITIAL_CAPACITY = 32

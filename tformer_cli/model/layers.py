@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tformer_cli.config.schema.model import RotaryPositions, TransformerConfig
-from tformer_cli.kernels.attention import AttentionMask
+from tformer_cli.kernels.attention_mask import AttentionMask
 from tformer_cli.kernels.dropout import Dropout
 from tformer_cli.model.blocks.attention import Attention, KeyValue, KVShape
 from tformer_cli.model.blocks.embeddings import Embeddings, build_positions

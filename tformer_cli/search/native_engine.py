@@ -23,7 +23,6 @@ from tformer_cli.inference.two_stage_argmax import two_stage_argmax
 from tformer_cli.model.kv_cache import round_up
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.beam import BeamSearch, DiverseBeamSearch
-from tformer_cli.search.constrained import ConstrainedBeamSearch
 from tformer_cli.search.continuous_batching import Search, decode_all
 from tformer_cli.search.engine import (
     Engine,
@@ -35,6 +34,7 @@ from tformer_cli.search.engine import (
     SpecialTokens,
     by_score,
 )
+from tformer_cli.search.required_phrases import ConstrainedBeamSearch
 from tformer_cli.search.sample import GreedySearch, SampleSearch
 from tformer_cli.search.stepper import ModelStepper
 from tformer_cli.search.teacher_forcing import Aligner, ModelScorer

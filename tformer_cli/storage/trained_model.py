@@ -31,8 +31,8 @@ from tformer_cli.storage.state import (
     recorded_checksum,
     verify_checksums,
 )
+from tformer_cli.text.special_tokens import DECODER_START_IDS
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import DECODER_START_IDS
 
 if TYPE_CHECKING:
     from tformer_cli.model.network import Network, Seq2Seq

@@ -7,8 +7,8 @@ from typing import ClassVar
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import parse_json
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID
 from tformer_cli.text.subword import IMPORT_AGAIN, MarianTokenizer, imported_file, without_pieces
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID
 
 # Our ids of the special tokens that these models have; the first four come first there.
 M2M_IDS = {"<s>": BOS_ID, "<pad>": PAD_ID, "</s>": EOS_ID, "<unk>": UNK_ID, "<mask>": MASK_ID}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tformer_cli.errors import DataError
 from tformer_cli.text.language import base_language
+from tformer_cli.text.special_tokens import NUM_SPECIAL
 from tformer_cli.text.tokenizer import Tokenizer
-from tformer_cli.text.vocabulary import NUM_SPECIAL
 
 # Quotation marks and brackets between a punctuation mark and the whitespace after it.
 _CLOSING = "[\"'”’“»›)\\]}」』）】》〉]*+"

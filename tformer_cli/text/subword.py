@@ -16,16 +16,16 @@ from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.process import num_threads
 from tformer_cli.storage.atomic import parse_json
 from tformer_cli.text.normalizer import Normalizer, replace_line_breaks
-from tformer_cli.text.vocabulary import (
+from tformer_cli.text.special_tokens import (
     BOS_ID,
     EOS_ID,
     NUM_SPECIAL,
     PAD_ID,
     SPECIAL_TOKENS,
     SUPPRESSED_IDS,
-    TRAIN_AGAIN,
     UNK_ID,
 )
+from tformer_cli.text.vocabulary import TRAIN_AGAIN
 
 # The unigram trainer takes quadratic time in a sentence without whitespace, and sentencepiece
 # drops sentences above its limit, so longer training lines are split.

@@ -9,7 +9,8 @@ from typing import ClassVar
 from tformer_cli.config.schema.tokenizer import CharConfig, WordConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.vocabulary import NUM_SPECIAL, SPECIAL_TOKENS, SUPPRESSED_IDS, Vocabulary
+from tformer_cli.text.special_tokens import NUM_SPECIAL, SPECIAL_TOKENS, SUPPRESSED_IDS
+from tformer_cli.text.vocabulary import Vocabulary
 
 
 class SymbolTokenizer(ABC):

@@ -9,8 +9,8 @@ from sentencepiece import SentencePieceProcessor
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import parse_json
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import BOS_ID, EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 from tformer_cli.text.subword import IMPORT_AGAIN, MarianTokenizer, imported_file
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 
 
 class T5Tokenizer(MarianTokenizer):

@@ -23,6 +23,7 @@ from tformer_cli.errors import CheckpointError, DataError, NewerFormatError, Usa
 from tformer_cli.storage.atomic import atomic_directory, parse_json
 from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.special_tokens import DECODER_START_IDS, EOS_ID, NUM_SPECIAL, tag_ids
 from tformer_cli.text.subword import (
     MarianTokenizer,
     SubwordTokenizer,
@@ -31,13 +32,7 @@ from tformer_cli.text.subword import (
 )
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
 from tformer_cli.text.t5 import T5Tokenizer
-from tformer_cli.text.vocabulary import (
-    DECODER_START_IDS,
-    EOS_ID,
-    NUM_SPECIAL,
-    TRAIN_AGAIN,
-    tag_ids,
-)
+from tformer_cli.text.vocabulary import TRAIN_AGAIN
 
 TOKENIZER_VERSION = 1
 HEADER_FILE = "tokenizer.json"

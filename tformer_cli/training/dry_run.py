@@ -26,9 +26,9 @@ from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.process import num_processes, tune_allocator
 from tformer_cli.storage.atomic import storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.text.special_tokens import NUM_SPECIAL
 from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.recovery import memory_shortage_reported
 from tformer_cli.training.resume import check_run_folder

@@ -23,7 +23,7 @@ from tformer_cli.device import can_compile
 from tformer_cli.kernels.softmax import exp_
 from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.network import Network
-from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.text.special_tokens import EOS_ID
 
 # Rows whose logits exist at a time: enough to fill a matmul, and a fraction of a batch.
 ROWS_ON_CPU, ROWS_ON_GPU = 1 << 10, 1 << 13

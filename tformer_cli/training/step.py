@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.batch import Batch, DataPosition
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.epoch_plan import DataPosition
 from tformer_cli.device import (
     autocast,
     derive_seed,

@@ -15,7 +15,7 @@ from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.device import resolve_precision
 from tformer_cli.model.build import build_network
 from tformer_cli.process import tune_allocator
-from tformer_cli.text.vocabulary import BOS_ID, NUM_SPECIAL
+from tformer_cli.text.special_tokens import BOS_ID, NUM_SPECIAL
 from tformer_cli.training.setup import TrainingData
 from tformer_cli.training.step import NonFiniteStep, StepReport, TrainState, train_steps
 

@@ -25,8 +25,8 @@ from tformer_cli.process import tune_allocator
 from tformer_cli.storage.atomic import empty_directory, storage_errors, write_text
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
+from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import tag_ids
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.pretrained import load_pretrained, pretrained_run
 from tformer_cli.training.recovery import (

@@ -5,8 +5,8 @@ import torch
 from model.parity import assert_same, called, randomized, renamed
 from torch import nn
 
-from tformer_cli.kernels.attention import AttentionMask
-from tformer_cli.model.blocks.attention import Attention, padding_mask
+from tformer_cli.kernels.attention_mask import AttentionMask, padding_mask
+from tformer_cli.model.blocks.attention import Attention
 
 B, H, S, T, DH = 2, 6, 5, 7, 11
 

@@ -1,7 +1,11 @@
 import torch
 
-from tformer_cli.kernels.attention import causal_mask
-from tformer_cli.model.blocks.attention import causal_lm_mask, padding_mask, prefix_lm_mask
+from tformer_cli.kernels.attention_mask import (
+    causal_lm_mask,
+    causal_mask,
+    padding_mask,
+    prefix_lm_mask,
+)
 
 YES, NO = True, False
 

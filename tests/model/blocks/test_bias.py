@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.kernels.attention import AttentionMask, attention_weights
+from tformer_cli.kernels.attention import attention_weights
+from tformer_cli.kernels.attention_mask import AttentionMask
 from tformer_cli.model.blocks.bias import Alibi, RelativeBias, SlidingWindow, SumOfBiases, slopes
 
 H, T, L, DH = 3, 5, 9, 7

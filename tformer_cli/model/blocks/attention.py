@@ -1,40 +1,14 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2), grouped-query attention, and masks.
-
-Bool masks broadcast to (B, H, T, S), True where a query may attend to a key.
-"""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2), and grouped-query attention."""
 
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from tformer_cli.kernels.attention import (
-    Attend,
-    AttentionMask,
-    attend,
-    attention_weights,
-    causal_mask,
-)
+from tformer_cli.kernels.attention import Attend, attend, attention_weights
+from tformer_cli.kernels.attention_mask import AttentionMask
 from tformer_cli.model.blocks.rotary import CosSin, apply_rotary_emb
-
-
-def padding_mask(mask: Tensor) -> Tensor:
-    """Return (B, 1, 1, S) from (B, S): every query attends to the real tokens."""
-    return mask[:, None, None, :]
-
-
-def causal_lm_mask(source: int, target: int, device: torch.device | None = None) -> Tensor:
-    """Return (S + T, S + T): source and target are one causal sequence."""
-    return causal_mask(source + target, device)
-
-
-def prefix_lm_mask(source: int, target: int, device: torch.device | None = None) -> Tensor:
-    """Return (S + T, S + T): the source is bidirectional (Dong et al. 2019, section 2.2)."""
-    mask = causal_mask(source + target, device)
-    mask[:source, :source] = True
-    return mask
 
 
 class KeyValue(NamedTuple):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import LatentConfig
-from tformer_cli.kernels.attention import Attend, AttentionMask, attend, attention_weights
+from tformer_cli.kernels.attention import Attend, attend, attention_weights
+from tformer_cli.kernels.attention_mask import AttentionMask
 from tformer_cli.model.blocks.attention import KeyValue, KVShape, split_heads
 from tformer_cli.model.blocks.residual import RMSNorm
 from tformer_cli.model.blocks.rotary import CosSin, apply_rotary_emb

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.kernels.attention import AttentionMask
+from tformer_cli.kernels.attention_mask import AttentionMask
 from tformer_cli.model.blocks.attention import Attention, KeyValue
 from tformer_cli.model.blocks.bias import MASK_VALUE, DistanceBias
 from tformer_cli.model.blocks.embeddings import LearnedEncoding

@@ -24,7 +24,8 @@ from search.test_engine import requests as sentences
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.search.beam import BeamSearch
-from tformer_cli.search.constrained import (
+from tformer_cli.search.engine import Request
+from tformer_cli.search.required_phrases import (
     Candidate,
     ConstrainedBeam,
     ConstrainedBeamSearch,
@@ -32,7 +33,6 @@ from tformer_cli.search.constrained import (
     allocate_banks,
     sort_by_met,
 )
-from tformer_cli.search.engine import Request
 from tformer_cli.search.workers import WorkersEngine
 
 seeds = st.integers(0, 10_000)
