@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tformer_cli.corpus.epoch_plan import DataPosition, training_micro_batches
+from tformer_cli.corpus.bucketing import DataPosition, training_micro_batches
 from tformer_cli.training import setup
 from tformer_cli.training import trainer as run_module
 from tformer_cli.training.step import train_steps

@@ -23,7 +23,7 @@ from together import Ended, together
 from toy import write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.corpus.epoch_plan import DataPosition, training_micro_batches
+from tformer_cli.corpus.bucketing import DataPosition, training_micro_batches
 from tformer_cli.distributed import (
     GPU_TIMEOUT,
     SINGLE_PROCESS,

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.epoch_plan import batches_in_order
+from tformer_cli.corpus.bucketing import batches_in_order
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed

@@ -19,7 +19,7 @@ from harness import Command, columns_table, log, own_memory, proc_bytes
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import load_config
-from tformer_cli.corpus.epoch_plan import epoch_plans
+from tformer_cli.corpus.bucketing import epoch_plans
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.process import num_cores
 from tformer_cli.storage.run_directory import RunDirectory

@@ -7,7 +7,7 @@ import pytest
 from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.text import ParallelText, PlainText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus.epoch_plan import (
+from tformer_cli.corpus.bucketing import (
     DataPosition,
     batches_in_order,
     epoch_plans,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.data import MAX_TAGS, DataConfig, SamplingConfig
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus.epoch_plan import DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.corpus.bucketing import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import PairTags, TokenStore, build_store, temperature_weights
 from tformer_cli.corpus.store_builder import load_or_build_store, training_store

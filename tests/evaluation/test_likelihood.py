@@ -7,7 +7,7 @@ from transfers import Transfers
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import TENSORS, Batch
-from tformer_cli.corpus.epoch_plan import batches_in_order
+from tformer_cli.corpus.bucketing import batches_in_order
 from tformer_cli.corpus.store import build_store
 from tformer_cli.errors import DeviceError
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood

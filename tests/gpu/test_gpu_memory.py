@@ -9,7 +9,7 @@ from accelerator import DEVICE, on_cuda, on_gpu
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.training import AdamConfig, TrainingConfig
 from tformer_cli.corpus.batch import Batch, collate
-from tformer_cli.corpus.epoch_plan import DataPosition
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.store import Example
 from tformer_cli.model.build import build_model
 from tformer_cli.training.optim import build_optimizer

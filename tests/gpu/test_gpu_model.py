@@ -21,7 +21,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, collate
-from tformer_cli.corpus.epoch_plan import DataPosition
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.store import Example
 from tformer_cli.device import autocast, can_compile
 from tformer_cli.model.build import build_model

@@ -24,7 +24,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.training import AdamWConfig, CosineSchedule, TrainingConfig
 from tformer_cli.corpus.batch import collate
-from tformer_cli.corpus.epoch_plan import DataPosition
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.store import Example
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq

@@ -18,7 +18,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.config.schema.model import LearnedPositions
 from tformer_cli.config.schema.training import MuonConfig, OptimizerConfig
-from tformer_cli.corpus.epoch_plan import batches_in_order
+from tformer_cli.corpus.bucketing import batches_in_order
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.errors import CheckpointError, ConfigError, TrainingError, UsageError

@@ -21,7 +21,7 @@ from toy import CONFIG, write_toy
 from train_states import train_state
 
 from tformer_cli.config.load import load_config
-from tformer_cli.corpus.epoch_plan import DataPosition
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, Interrupted
 from tformer_cli.storage.run_directory import RunDirectory

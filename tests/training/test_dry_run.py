@@ -22,7 +22,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.epoch_plan import DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.corpus.bucketing import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.filters import REASONS, FilterReport
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore, build_store

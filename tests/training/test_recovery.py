@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from train_states import batch, train_state
 
 from tformer_cli.corpus.batch import TENSORS, Batch, collate
-from tformer_cli.corpus.epoch_plan import DataPosition
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.noise import Masking
 from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import World

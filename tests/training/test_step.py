@@ -12,7 +12,7 @@ from transfers import Transfers
 
 from tformer_cli.config.schema.training import AdamWConfig, MuonConfig
 from tformer_cli.corpus.batch import collate
-from tformer_cli.corpus.epoch_plan import DataPosition
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import TrainingError

@@ -22,7 +22,7 @@ from stepping import on_step, poison
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.corpus.epoch_plan import DataPosition, training_micro_batches
+from tformer_cli.corpus.bucketing import DataPosition, training_micro_batches
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq

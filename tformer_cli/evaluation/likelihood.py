@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tformer_cli.config.schema.text import Text
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.epoch_plan import batches_in_order
+from tformer_cli.corpus.bucketing import batches_in_order
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast
 from tformer_cli.distributed import SINGLE_PROCESS, World

@@ -15,7 +15,7 @@ import torch
 from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
-from tformer_cli.corpus.epoch_plan import (
+from tformer_cli.corpus.bucketing import (
     DataPosition,
     EpochPlans,
     epoch_plans,

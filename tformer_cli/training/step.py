@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.epoch_plan import DataPosition
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.device import (
     autocast,
     derive_seed,

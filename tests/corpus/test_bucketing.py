@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.corpus import store
-from tformer_cli.corpus.epoch_plan import (
+from tformer_cli.corpus.bucketing import (
     POOL_BATCHES,
     Bucketing,
     DataPosition,
