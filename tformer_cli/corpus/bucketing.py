@@ -82,7 +82,7 @@ class Bucketing:
         return samples[:num_samples]
 
     def _sort(self, pool: np.ndarray) -> np.ndarray:
-        """Sort a pool by length in place; return the longer side of each example."""
+        """Reorder a pool by length; return the longer side of each example."""
         source, target = self.source_lengths[pool], self.target_lengths[pool]
         longest = np.maximum(source, target)
         # Both sides are padded: the longer one leads, the other breaks ties.
