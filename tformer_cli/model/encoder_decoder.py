@@ -115,8 +115,9 @@ class EncoderDecoder(Seq2Seq):
         if self.source_eos:
             return source_mask
         without = pad(source_mask[:, 1:], (0, 1))
-        # A source of EOS alone keeps it: attention needs something.
-        return torch.where(without.any(dim=1, keepdim=True), without, source_mask)
+        # A source of EOS alone keeps it: attention needs something. Logical operators, since
+        # onnxruntime has no Where of booleans.
+        return without | (source_mask & ~without.any(dim=1, keepdim=True))
 
     def target_hidden_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, kept: KeptTokens | None = None
