@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.noise import Masking
 from tformer_cli.corpus.store import Example
-from tformer_cli.text.special_tokens import MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID, with_eos
+from tformer_cli.text.special_tokens import MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID
+from tformer_cli.text.tokenizer import with_eos
 
 ids = st.lists(st.integers(6, 50), max_size=9)
 

@@ -29,12 +29,13 @@ from tformer_cli.config.schema.model import LearnedPositions
 from tformer_cli.errors import TformerError
 from tformer_cli.export.check import cpu_engine
 from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.export.ctranslate2_weights import read_ctranslate2
+from tformer_cli.export.ctranslate2_import import read_ctranslate2
 from tformer_cli.export.run import import_run
 from tformer_cli.search.engine import Request
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
-from tformer_cli.text.special_tokens import SPECIAL_TOKENS, with_eos
+from tformer_cli.text.special_tokens import SPECIAL_TOKENS
+from tformer_cli.text.tokenizer import with_eos
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended")

@@ -17,8 +17,8 @@ from tformer_cli.text.special_tokens import (
     SPECIAL_TOKENS,
     SUPPRESSED_IDS,
     UNK_ID,
-    with_eos,
 )
+from tformer_cli.text.tokenizer import with_eos
 from tformer_cli.text.vocabulary import Vocabulary
 
 WORDS = st.lists(st.text(min_size=1), unique=True).map(

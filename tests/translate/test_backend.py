@@ -18,7 +18,7 @@ from tformer_cli.search.engine import Request
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, find_model, load_trained_network
-from tformer_cli.text.special_tokens import with_eos
+from tformer_cli.text.tokenizer import with_eos
 from tformer_cli.translate import backend as room
 from tformer_cli.translate.backend import FallbackEngine, engine_of_run, once
 from tformer_cli.translate.translator import Translator

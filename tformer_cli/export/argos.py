@@ -20,7 +20,7 @@ from tformer_cli.errors import CheckpointError, ConfigError, Problem, TformerErr
 from tformer_cli.export.converted import VOCABULARY_FILES
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
-from tformer_cli.export.ctranslate2_weights import read_ctranslate2
+from tformer_cli.export.ctranslate2_import import read_ctranslate2
 from tformer_cli.export.format import filled, no_language_tokens, sentencepiece_models
 from tformer_cli.export.settings import SETTINGS_FILE, json_object
 from tformer_cli.storage.atomic import storage_errors, write_json

@@ -15,8 +15,7 @@ from tformer_cli.export.format import Format
 from tformer_cli.search.engine import Engine, Hypothesis, OnDone, Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.special_tokens import with_eos
-from tformer_cli.text.tokenizer import Ids, Tokenizers
+from tformer_cli.text.tokenizer import Ids, Tokenizers, with_eos
 
 # Largest difference of two scores, in log probability per token.
 SCORE_TOLERANCE = 1e-4

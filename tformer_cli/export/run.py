@@ -18,7 +18,7 @@ from tformer_cli.export.argos import ArgosFormat, read_argos
 from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scores, model_card
 from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.export.ctranslate2_weights import read_ctranslate2
+from tformer_cli.export.ctranslate2_import import read_ctranslate2
 from tformer_cli.export.format import Format, first_ids
 from tformer_cli.export.m2m import M2MFormat, read_m2m
 from tformer_cli.export.m2m_settings import ARCHITECTURES as M2M_TYPES

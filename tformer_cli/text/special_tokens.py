@@ -1,4 +1,4 @@
-"""Special tokens: their ids, EOS behind a source, and the tags in front of it."""
+"""Special tokens: their ids, and the tags in front of a source."""
 
 from collections.abc import Sequence
 
@@ -25,14 +25,6 @@ SPECIAL_TOKENS = (
 )
 # Special ids that no translation contains.
 SUPPRESSED_IDS = tuple(i for i in range(NUM_SPECIAL) if i != EOS_ID)
-
-
-def with_eos(ids: Sequence[int]) -> list[int]:
-    """Add EOS to the ids of a source, with which every model was trained.
-
-    An empty source stays empty: it is not translated.
-    """
-    return [*ids, EOS_ID] if ids else []
 
 
 def tag_ids(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
     suppressed_ids: tuple[int, ...]  # in no translation: special ones except EOS, line breaks
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of a line; UNK is the only special one, and EOS is added in batches."""
+        """Return the ids of a line; UNK is the only special one, see `with_eos`."""
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line."""
@@ -67,6 +67,14 @@ class Tokenizer(Protocol):
 
     def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Return the UTF-8 bytes of text of each id, whitespace between words included."""
+
+
+def with_eos(ids: Sequence[int]) -> list[int]:
+    """Add EOS to the ids of a source, with which every model was trained.
+
+    An empty source stays empty: it is not translated.
+    """
+    return [*ids, EOS_ID] if ids else []
 
 
 _TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {

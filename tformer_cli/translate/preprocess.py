@@ -27,9 +27,9 @@ from tformer_cli.text.segments import (
     sentence_ends,
     truncate_text,
 )
-from tformer_cli.text.special_tokens import tag_ids, with_eos
+from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Ids, Tokenizers
+from tformer_cli.text.tokenizer import Ids, Tokenizers, with_eos
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
 MAX_PIECES = 1 << 20

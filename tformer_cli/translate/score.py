@@ -8,8 +8,8 @@ from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.store_builder import too_long_error
 from tformer_cli.errors import Problem
 from tformer_cli.search.engine import Scorer
-from tformer_cli.text.special_tokens import EOS_ID, with_eos
-from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.special_tokens import EOS_ID
+from tformer_cli.text.tokenizer import Tokenizers, with_eos
 
 # Maximum source or target length that is scored, in tokens: attention is quadratic in it.
 MAX_TOKENS = 4096

@@ -18,8 +18,8 @@ from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.plotting.attention_maps import AttentionMaps, MapKind, PartMaps, PositionTable
 from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
-from tformer_cli.text.special_tokens import tag_ids, with_eos
-from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
+from tformer_cli.text.special_tokens import tag_ids
+from tformer_cli.text.tokenizer import Tokenizer, Tokenizers, with_eos
 from tformer_cli.translate.direction import TranslationDirection
 
 # Positions of a position table at least, if the network knows so many.
