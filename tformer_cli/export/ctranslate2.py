@@ -50,6 +50,7 @@ from tformer_cli.export.format import (
 )
 from tformer_cli.export.plain import portable_config
 from tformer_cli.extras import package
+from tformer_cli.model.blocks.residual import RMSNorm
 from tformer_cli.model.blocks.rotary import scaled_frequencies
 from tformer_cli.model.encoder_decoder import Decoder, EncoderDecoder
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer, Stack
@@ -332,7 +333,7 @@ def _part(spec: Any, name: str) -> Any:
 
 def _set_norm(spec: Any, norm: nn.Module, factor: float = 1.0) -> None:
     """Set a norm whose output is `factor` times ours."""
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    assert isinstance(norm, nn.LayerNorm | RMSNorm)
     spec.gamma = _copied(norm.weight * factor)
     if isinstance(norm, nn.LayerNorm):
         # Without beta, CTranslate2 would compute RMSNorm.

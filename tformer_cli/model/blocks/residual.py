@@ -4,23 +4,33 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import TransformerConfig
+from tformer_cli.kernels.rms_norm import rms_norm
 
 Sublayer = Callable[[Tensor], Tensor]
 Residual = Callable[[Tensor, nn.Module, Sublayer, nn.Module], Tensor]
 
 
-class RMSNorm(nn.RMSNorm):
-    """x / sqrt(mean(x^2) + epsilon), times a learned scale (Zhang and Sennrich 2019, section 4)."""
+class RMSNorm(nn.Module):
+    """RMSNorm with a learned scale (Zhang and Sennrich 2019, section 4)."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return normalized hidden states in the number format of the scale.
 
         So the output of matrix products in lower precision is normalized in full precision.
         """
-        return super().forward(hidden_states.to(self.weight.dtype))
+        return rms_norm(hidden_states.to(self.weight.dtype), self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps}"
 
 
 def build_norm(kind: Literal["layer", "rms"], dim: int, epsilon: float, *, bias: bool) -> nn.Module:
