@@ -96,7 +96,7 @@ def baseline(task: Callable[..., Task]) -> Load:
 )
 def test_all_translate_alike(name, beam, baseline):
     expected = baseline("ours", beam=beam)(LINES)
-    assert len(set(expected)) == len(LINES)
+    assert len(set(expected)) > len(LINES) / 2
     translations = baseline(name, beam=beam)(LINES)
     differing = [pair for pair in zip(expected, translations, strict=True) if len(set(pair)) > 1]
     # Rounded weights may decide otherwise where two tokens are nearly as good. CTranslate2's int8

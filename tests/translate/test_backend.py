@@ -1,6 +1,7 @@
 """Exports that a run keeps, and what runs them."""
 
 import contextlib
+import random
 import shutil
 import threading
 import time
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from toy import sentence
 
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.errors import TformerError
@@ -58,7 +60,7 @@ def test_an_exported_folder_translates_as_its_run_does(files, export, max_source
 def test_what_is_loaded_later_is_of_the_same_checkpoint(files):
     run = files.run
     other = next(each for each in run.step_checkpoints() if each != files.directory)
-    lines = ["abc de", "g", "gfe dcb abc"]
+    lines = [sentence(random.Random(i)) for i in range(20)]
     required = [["A"]] * len(lines)
     expected = Translator.load(run.path, device="cpu").translate(lines, required=required)
     translator = Translator.load(run.path, device="cpu")
