@@ -102,7 +102,9 @@ def test_all_translate_alike(name, beam, baseline):
     # Rounded weights may decide otherwise where two tokens are nearly as good. CTranslate2's int8
     # is exact in whole numbers, so it decides alike on all processors.
     is_rounded = name in ("ours_bfloat16", "ctranslate2_int8")
-    assert len(differing) <= (1 if is_rounded else 0)
+    # transformers' beam search goes on until no better hypothesis can come, so it may find one.
+    searches_on = name == "hf" and beam > 1
+    assert len(differing) <= (2 if searches_on else 1 if is_rounded else 0)
 
 
 @pytest.mark.parametrize("name", ["hf", "ctranslate2_float32"])
