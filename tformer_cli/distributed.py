@@ -10,6 +10,7 @@ part after running out of memory keeps the others waiting and does not confuse t
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +32,7 @@ TIMEOUT = timedelta(days=2)
 GPU_TIMEOUT = timedelta(minutes=15)
 # Tensors are exchanged in buckets of this size, which bounds the memory for the copy.
 BUCKET_BYTES = 32 << 20
+LAST_TENSOR_SECONDS = 0.2
 # Environment variables of torchrun, beside RANK and WORLD_SIZE.
 RENDEZVOUS = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # How gloo says that another process has ended.
@@ -225,10 +227,21 @@ def process_group(device: str) -> Iterator[World]:
         yield World(distributed.get_rank(), size, int(os.environ["LOCAL_RANK"]), gpu_group)
     except Interrupted:
         # A signal ends all processes together.
-        distributed.destroy_process_group()
+        _leave_group()
         raise
     # Not after other errors: with NCCL that would deadlock with ranks that wait in a collective.
+    _leave_group()
+
+
+def _leave_group() -> None:
+    from torch import distributed
+
+    # Its destructor holds Python's lock and waits for threads of gloo, which need the lock to drop
+    # their last tensor (seen with torch 2.6). So it ends after they had time for that.
+    group = distributed.group.WORLD
     distributed.destroy_process_group()
+    time.sleep(LAST_TENSOR_SECONDS)
+    del group
 
 
 def local_device(device: "torch.device") -> "torch.device":
