@@ -21,13 +21,14 @@ _CONTAINERS = {
     *("w:bdo", "w:customXml", "w:dir", "w:fldSimple", "w:hyperlink", "w:ins", "w:moveTo"),
     *("w:sdtContent", "w:smartTag"),
 }
-# Properties, which what opens has in itself, and marks of a spelling checker and of pages.
+# Properties, which what opens has in itself, marks of a spelling checker and of pages, and where a
+# word may be divided.
 _DROPPED = {
     *("w:rPr", "w:customXmlPr", "w:smartTagPr"),
-    *("w:proofErr", "w:lastRenderedPageBreak"),
+    *("w:proofErr", "w:lastRenderedPageBreak", "w:softHyphen"),
 }
 # What separates words without being text.
-_SPACES = {"w:tab", "w:br", "w:cr"}
+_SPACES = {"w:tab", "w:ptab", "w:br", "w:cr"}
 _FIELD_MARK = re.compile(r"<w:fldChar\b[^<>]*\bw:fldCharType=[\"'](begin|separate|end)")
 PARAGRAPH_END = r"</w:p>|<w:p(?:\s[^<>]*)?/>"  # also that of one without content
 # What an archive raises that is damaged, in any compression, or has a password.
@@ -152,6 +153,8 @@ def _run_tokens(text: str, run: Element, main: str) -> Iterator[Token]:
     for child in run.children:
         if child.name == "w:t":
             yield from text_tokens(text[child.content_start : child.content_end])
+        elif child.name == "w:noBreakHyphen":
+            yield Token("text", "-")
         elif child.name not in _DROPPED:
             if child.name in _SPACES:
                 yield Token("text", " ")
