@@ -67,6 +67,15 @@ def rest(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
+def is_listening(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=SECONDS).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        # Reset: it stopped to listen while this connection waited to be accepted.
+        return False
+    return True
+
+
 def test_no_packet_waits_for_the_one_before():
     from tformer_cli.serve.server import listening_socket
 
@@ -103,18 +112,29 @@ def test_a_signal_stops_a_server_when_it_has_answered(begin, translator, number)
         assert post(f"{url}/api/translate", text="e")["texts"]
         process.send_signal(number)
         # It listens no more when it waits for what has begun.
-        while True:
-            try:
-                socket.create_connection(connection.getpeername(), timeout=SECONDS).close()
-            except (ConnectionRefusedError, ConnectionResetError):
-                # Reset: it stopped to listen while this connection waited to be accepted.
-                break
+        while is_listening(connection.getpeername()):
+            pass
         connection.sendall(body[1:])
         head, _, content = rest(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     (best,) = json.loads(content)["texts"][0]["translations"]
     assert best["text"] == translator.translate(["ab cd"])[0]
     assert process.wait(SECONDS) == 0
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_a_server_that_translates(begin):
+    process, url = begin()
+    body = json.dumps({"text": ["a b c d e f g. " * 300] * 128, "nbest": 8, "beam": 8}).encode()
+    with ask_slowly(url, body) as connection:
+        assert post(f"{url}/api/translate", text="e")["texts"]
+        connection.sendall(body[1:])
+        process.send_signal(signal.SIGINT)
+        while is_listening(connection.getpeername()):
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 128 + signal.SIGINT
     assert process.stderr.read() == ""
 
 
