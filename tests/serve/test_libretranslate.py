@@ -22,6 +22,15 @@ def test_forms_are_read(server, translator):
     assert answer.json() == {"translatedText": [first, second]}
 
 
+def test_a_form_may_have_characters_as_they_are(server, translator):
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = "q=ab+\u00fc&source=source&target=target".encode()
+    answer = server.ask("POST", "/translate", content=body, headers=form)
+    assert answer.json() == {"translatedText": translator.translate(["ab \u00fc"])[0]}
+    answer = server.ask("POST", "/translate", content=body[:6], headers=form)
+    assert answer.json()["error"].startswith("body: is not a valid form")
+
+
 def test_line_breaks_stay(server, translator):
     first, second = translator.translate(["ab cd", "e"])
     answer = server.post("/translate", q="ab cd\n\ne\n", **LANGUAGES).json()

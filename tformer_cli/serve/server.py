@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from tformer_cli.errors import StorageError, UsageError
 from tformer_cli.serve.app import build_app
-from tformer_cli.serve.guard import ApiKeys
+from tformer_cli.serve.guard import ApiKeys, allowed_host, allowed_origin
 from tformer_cli.serve.model import ServedModel, freeze, model_name
 from tformer_cli.serve.protocol import CLOSING_SECONDS, LimitedProtocol
 from tformer_cli.serve.queue import TranslationQueue
@@ -60,6 +60,7 @@ def serve(
         TformerError: a run or a file is unusable, or the address cannot be listened on.
     """
     check_names(runs)
+    hosts, origins = list(map(allowed_host, hosts)), list(map(allowed_origin, origins))
     keys = ApiKeys() if api_keys is None else ApiKeys.read(api_keys)
     # Before the models, which take a while.
     with listening_socket(host, port) as listener:
