@@ -8,11 +8,17 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from unittest.mock import Mock
 
 import pytest
-from servers import SECONDS
+from servers import SECONDS, Gate
 
+from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.errors import StorageError
+from tformer_cli.serve.queue import JobOptions, TranslationJob
+from tformer_cli.serve.refusal import Failed
+from tformer_cli.serve.service import Limits
+from tformer_cli.translate.preprocess import InputLine
 
 pytest.importorskip("starlette", reason="starlette is not installed")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
@@ -84,6 +90,38 @@ def test_no_packet_waits_for_the_one_before():
             connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+class Broken(Gate):
+    """A translator with a bug."""
+
+    def translate_windows(self, windows, *arguments, **options):
+        if windows[0][0].text == "bug":
+            raise ZeroDivisionError
+        return self.translator.translate_windows(windows, *arguments, **options)
+
+
+def test_a_terminal_that_is_gone_stops_no_translation(toy_run, translator, monkeypatch):
+    from tformer_cli.serve import server
+
+    errors = []
+
+    def run_app(app, listener, queues, timeout):
+        (queue,) = queues
+        for text in ("bug", "ab"):
+            job = TranslationJob([InputLine(text)], JobOptions(GreedyConfig(max_length=20)))
+            queue.submit(job)
+            errors.append(job.future.exception(SECONDS))
+        queue.close()
+
+    def log(line):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(server, "run_app", run_app)
+    where = {"host": "127.0.0.1", "port": 0, "hosts": (), "origins": (), "api_keys": None}
+    load = Mock(return_value=Broken(translator))
+    server.serve([toy_run], load, "best", **where, limits=Limits(), log=log)
+    assert [type(error) for error in errors] == [Failed, type(None)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The server: a socket, the models and their queues, and uvicorn, until a signal stops it."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -60,6 +61,7 @@ def serve(
         TformerError: a run or a file is unusable, or the address cannot be listened on.
     """
     check_names(runs)
+    log = partial(_log, log)
     hosts, origins = list(map(allowed_host, hosts)), list(map(allowed_origin, origins))
     keys = ApiKeys() if api_keys is None else ApiKeys.read(api_keys)
     # Before the models, which take a while.
@@ -73,6 +75,12 @@ def serve(
         app = build_app(service, hosts=[host, *hosts], origins=origins)
         log(f"serving {', '.join(queue.model.name for queue in queues)} at {url_of(listener)}")
         run_app(app, listener, queues, limits.timeout)
+
+
+def _log(log: Callable[[str], object], line: str) -> None:
+    """Log a line where that is possible: a terminal that is gone stops no translation."""
+    with contextlib.suppress(OSError, ValueError):
+        log(line)
 
 
 def check_names(runs: Sequence[Path]) -> None:
