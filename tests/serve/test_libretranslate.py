@@ -31,10 +31,11 @@ def test_a_form_may_have_characters_as_they_are(server, translator):
     assert answer.json()["error"].startswith("body: is not a valid form")
 
 
-def test_line_breaks_stay(server, translator):
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_breaks_stay(server, translator, end):
     first, second = translator.translate(["ab cd", "e"])
-    answer = server.post("/translate", q="ab cd\n\ne\n", **LANGUAGES).json()
-    assert answer == {"translatedText": f"{first}\n\n{second}\n"}
+    answer = server.post("/translate", q=f"ab cd{end}{end}e{end}", **LANGUAGES).json()
+    assert answer == {"translatedText": f"{first}{end}{end}{second}{end}"}
 
 
 @pytest.mark.parametrize("number", [3, "3"])
