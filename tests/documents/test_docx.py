@@ -152,6 +152,16 @@ def test_hyphens_and_tabs_divide_words_as_on_the_page(read):
     assert (members(content)["word/document.xml"].count(tab.encode()), lost) == (1, [])
 
 
+def test_the_comment_of_an_archive_stays(tmp_path):
+    path = tmp_path / "a.docx"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.comment = b"of a program"
+        archive.writestr("word/document.xml", part(paragraph(run("body"))))
+    document = read_document(path)
+    with zipfile.ZipFile(io.BytesIO(document.translated(document.segments))) as archive:
+        assert archive.comment == b"of a program"
+
+
 def test_the_main_part_may_have_a_number(read):
     assert texts(read(paragraph(run("a")), document2=part(paragraph(run("b"))))) == ["a", "b"]
 

@@ -67,6 +67,7 @@ def write_parts(content: bytes, parts: Mapping[str, str]) -> bytes:
     """Return a .docx file with other parts; all else in it stays."""
     output = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(output, "w") as new:
+        new.comment = old.comment
         for info in old.infolist():
             text = parts.get(info.filename)
             new.writestr(info, old.read(info) if text is None else text.encode())
