@@ -21,14 +21,16 @@ def test_options_reach_the_server(tformer, toy_run, tmp_path, monkeypatch):
     def build_app(service, **options):
         served.update(options, limits=service.limits)
 
-    def run_app(app, listener, timeout):
+    def run_app(app, listener, queues, timeout):
         served.update(address=listener.getsockname(), timeout=timeout)
+        for queue in queues:
+            queue.close()
 
     monkeypatch.setattr(server, "build_app", build_app)
     monkeypatch.setattr(server, "run_app", run_app)
     (tmp_path / "keys").write_text("key\n")
     other = shutil.copytree(toy_run, tmp_path / "other")
-    options = ("--allow-host", "a.example", "--allow-origin", "https://b.example")
+    options = ("--allow-host", "A.example", "--allow-origin", "https://B.example/")
     options += ("--max-texts", "7", "--max-waiting", "8", "--timeout", "9")
     words = ("serve", toy_run, other, "--port", "0", "--api-keys", tmp_path / "keys")
     result = tformer(*words, "--backend", "native", *options)
@@ -63,6 +65,23 @@ def test_a_host_that_is_no_name_is_named(tformer, toy_run):
     assert result.exit_code == 2
     assert result.stderr.startswith("a..b:8000: cannot be listened on (")
     assert result.stderr.endswith("; use another --host\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--allow-host", "a.example:80", "is no host name"),
+        ("--allow-host", "https://a.example", "is no host name"),
+        ("--allow-host", "*", "is no host name"),
+        ("--allow-origin", "a.example", "is no site"),
+        ("--allow-origin", "https://a.example/page", "is no site"),
+        ("--allow-origin", "*", "is no site"),
+    ],
+)
+def test_what_no_header_has_is_not_allowed(tformer, toy_run, option, value, said):
+    result = tformer("serve", toy_run, "--port", 0, option, value)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{option}: {said} ({value}); write ")
 
 
 def test_runs_have_different_names(tformer, toy_run):

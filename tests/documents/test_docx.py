@@ -140,6 +140,28 @@ def test_text_within_other_elements_is_translated(read, opening, closing):
     assert (runs(content)[-1], xml.count(closing), lost) == (("London", "b"), 1, [])
 
 
+def test_hyphens_and_tabs_divide_words_as_on_the_page(read):
+    hyphen, soft, tab = "<w:noBreakHyphen/>", "<w:softHyphen/>", '<w:ptab w:alignment="right"/>'
+    document = read(
+        f"<w:p><w:r><w:t>e</w:t>{hyphen}<w:t>mail li</w:t>{soft}<w:t>st</w:t>{tab}"
+        "<w:t>page</w:t></w:r></w:p>"
+    )
+    assert texts(document) == ["e-mail list page"]
+    content, lost = carried(document, "E-Mail-Liste Seite", [(0, 0), (1, 0), (2, 1)])
+    assert [text for text, _ in runs(content)] == ["E-Mail-Liste ", "", "Seite"]
+    assert (members(content)["word/document.xml"].count(tab.encode()), lost) == (1, [])
+
+
+def test_the_comment_of_an_archive_stays(tmp_path):
+    path = tmp_path / "a.docx"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.comment = b"of a program"
+        archive.writestr("word/document.xml", part(paragraph(run("body"))))
+    document = read_document(path)
+    with zipfile.ZipFile(io.BytesIO(document.translated(document.segments))) as archive:
+        assert archive.comment == b"of a program"
+
+
 def test_the_main_part_may_have_a_number(read):
     assert texts(read(paragraph(run("a")), document2=part(paragraph(run("b"))))) == ["a", "b"]
 

@@ -44,6 +44,24 @@ def test_other_cues_are_segments_of_their_own(read, cues):
     assert len(document.segments) == 2
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "2\n00:00:03 --> 00:00:04\n",
+        "2\n00:03,000 --> 00:04,000\n",
+        "2\n00: 00: 03.0 -- > 00: 00: 04.0 X1:40\n",
+        " 2 \r\n\r\n-00:00:03:00 --> 00:00:04:00\r\n",
+        "00:00:03,0000-->00:00:04,0000\n",
+    ],
+)
+def test_the_times_of_a_cue_have_many_forms(read, header):
+    document = read(f"{FIRST}One day.\n\n{header}Two days.\n\n{header}and so on")
+    assert [segment.text for segment in document.segments] == ["One day.", "Two days.", "and so on"]
+    segments = [segment._replace(text=segment.text.upper()) for segment in document.segments]
+    written = document.translated(segments).decode()
+    assert written == f"{FIRST}ONE DAY.\n\n{header}TWO DAYS.\n\n{header}AND SO ON"
+
+
 def test_captions_without_punctuation_are_not_one_sentence(read):
     cues = "".join(SECOND + "and so on" for _ in range(9))
     assert [s.text.count("on") for s in read(f"{FIRST}and so on{cues}").segments] == [4, 4, 2]

@@ -22,10 +22,20 @@ def test_forms_are_read(server, translator):
     assert answer.json() == {"translatedText": [first, second]}
 
 
-def test_line_breaks_stay(server, translator):
+def test_a_form_may_have_characters_as_they_are(server, translator):
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = "q=ab+\u00fc&source=source&target=target".encode()
+    answer = server.ask("POST", "/translate", content=body, headers=form)
+    assert answer.json() == {"translatedText": translator.translate(["ab \u00fc"])[0]}
+    answer = server.ask("POST", "/translate", content=body[:6], headers=form)
+    assert answer.json()["error"].startswith("body: is not a valid form")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_breaks_stay(server, translator, end):
     first, second = translator.translate(["ab cd", "e"])
-    answer = server.post("/translate", q="ab cd\n\ne\n", **LANGUAGES).json()
-    assert answer == {"translatedText": f"{first}\n\n{second}\n"}
+    answer = server.post("/translate", q=f"ab cd{end}{end}e{end}", **LANGUAGES).json()
+    assert answer == {"translatedText": f"{first}{end}{end}{second}{end}"}
 
 
 @pytest.mark.parametrize("number", [3, "3"])

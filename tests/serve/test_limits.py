@@ -239,15 +239,27 @@ def test_limits_are_positive():
         ("localhost.example.org", 421),
         ("127.0.0.1.example.org:80", 421),
         ("[::1", 421),
+        ("[::2]:80", 200),
+        ("evil@localhost", 421),
+        ("localhost/evil", 421),
         ("", 421),
     ],
 )
 def test_a_host_is_one_of_this_server(serve, translator, host, status):
-    server = serve(translator, hosts=["mt.example.org"])
+    server = serve(translator, hosts=["mt.example.org", "::2"])
     answer = server.ask("GET", "/health", headers={"Host": host})
     assert answer.status_code == status
     if status != 200:
         assert answer.json()["error"].startswith("Host: is not a name of this server")
+
+
+def test_an_address_is_allowed_with_and_without_brackets():
+    pytest.importorskip("starlette", reason="starlette is not installed")
+    from tformer_cli.serve.guard import allowed_host
+
+    assert list(map(allowed_host, ["[::2]", "::2", "MT.example.org"])) == [
+        *("::2", "::2", "mt.example.org")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +276,7 @@ def test_a_host_is_one_of_this_server(serve, translator, host, status):
     ],
 )
 def test_pages_of_other_sites_are_refused(serve, translator, origin, status):
-    server = serve(translator, origins=["https://a.example/"])
+    server = serve(translator, origins=["https://a.example"])
     answer = server.ask("POST", "/api/translate", json={"text": "a"}, headers={"Origin": origin})
     assert answer.status_code == status
     if status != 200:
@@ -272,8 +284,11 @@ def test_pages_of_other_sites_are_refused(serve, translator, origin, status):
         assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-def test_a_site_that_is_allowed_may_ask_first(serve, translator):
-    server = serve(translator, origins=["https://a.example"])
+@pytest.mark.parametrize("url", ["https://a.example", "https://A.example/"])
+def test_a_site_that_is_allowed_may_ask_first(serve, translator, url):
+    from tformer_cli.serve.guard import allowed_origin
+
+    server = serve(translator, origins=[allowed_origin(url)])
     headers = {
         "Origin": "https://a.example",
         "Access-Control-Request-Method": "POST",

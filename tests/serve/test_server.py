@@ -8,11 +8,17 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from unittest.mock import Mock
 
 import pytest
-from servers import SECONDS
+from servers import SECONDS, Gate
 
+from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.errors import StorageError
+from tformer_cli.serve.queue import JobOptions, TranslationJob
+from tformer_cli.serve.refusal import Failed
+from tformer_cli.serve.service import Limits
+from tformer_cli.translate.preprocess import InputLine
 
 pytest.importorskip("starlette", reason="starlette is not installed")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
@@ -67,6 +73,15 @@ def rest(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
+def is_listening(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=SECONDS).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        # Reset: it stopped to listen while this connection waited to be accepted.
+        return False
+    return True
+
+
 def test_no_packet_waits_for_the_one_before():
     from tformer_cli.serve.server import listening_socket
 
@@ -75,6 +90,38 @@ def test_no_packet_waits_for_the_one_before():
             connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+class Broken(Gate):
+    """A translator with a bug."""
+
+    def translate_windows(self, windows, *arguments, **options):
+        if windows[0][0].text == "bug":
+            raise ZeroDivisionError
+        return self.translator.translate_windows(windows, *arguments, **options)
+
+
+def test_a_terminal_that_is_gone_stops_no_translation(toy_run, translator, monkeypatch):
+    from tformer_cli.serve import server
+
+    errors = []
+
+    def run_app(app, listener, queues, timeout):
+        (queue,) = queues
+        for text in ("bug", "ab"):
+            job = TranslationJob([InputLine(text)], JobOptions(GreedyConfig(max_length=20)))
+            queue.submit(job)
+            errors.append(job.future.exception(SECONDS))
+        queue.close()
+
+    def log(line):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(server, "run_app", run_app)
+    where = {"host": "127.0.0.1", "port": 0, "hosts": (), "origins": (), "api_keys": None}
+    load = Mock(return_value=Broken(translator))
+    server.serve([toy_run], load, "best", **where, limits=Limits(), log=log)
+    assert [type(error) for error in errors] == [Failed, type(None)]
 
 
 @pytest.mark.parametrize(
@@ -103,18 +150,29 @@ def test_a_signal_stops_a_server_when_it_has_answered(begin, translator, number)
         assert post(f"{url}/api/translate", text="e")["texts"]
         process.send_signal(number)
         # It listens no more when it waits for what has begun.
-        while True:
-            try:
-                socket.create_connection(connection.getpeername(), timeout=SECONDS).close()
-            except (ConnectionRefusedError, ConnectionResetError):
-                # Reset: it stopped to listen while this connection waited to be accepted.
-                break
+        while is_listening(connection.getpeername()):
+            pass
         connection.sendall(body[1:])
         head, _, content = rest(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     (best,) = json.loads(content)["texts"][0]["translations"]
     assert best["text"] == translator.translate(["ab cd"])[0]
     assert process.wait(SECONDS) == 0
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_a_server_that_translates(begin):
+    process, url = begin()
+    body = json.dumps({"text": ["a b c d e f g. " * 300] * 128, "nbest": 8, "beam": 8}).encode()
+    with ask_slowly(url, body) as connection:
+        assert post(f"{url}/api/translate", text="e")["texts"]
+        connection.sendall(body[1:])
+        process.send_signal(signal.SIGINT)
+        while is_listening(connection.getpeername()):
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 128 + signal.SIGINT
     assert process.stderr.read() == ""
 
 

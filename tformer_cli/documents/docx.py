@@ -21,13 +21,14 @@ _CONTAINERS = {
     *("w:bdo", "w:customXml", "w:dir", "w:fldSimple", "w:hyperlink", "w:ins", "w:moveTo"),
     *("w:sdtContent", "w:smartTag"),
 }
-# Properties, which what opens has in itself, and marks of a spelling checker and of pages.
+# Properties, which what opens has in itself, marks of a spelling checker and of pages, and where a
+# word may be divided.
 _DROPPED = {
     *("w:rPr", "w:customXmlPr", "w:smartTagPr"),
-    *("w:proofErr", "w:lastRenderedPageBreak"),
+    *("w:proofErr", "w:lastRenderedPageBreak", "w:softHyphen"),
 }
 # What separates words without being text.
-_SPACES = {"w:tab", "w:br", "w:cr"}
+_SPACES = {"w:tab", "w:ptab", "w:br", "w:cr"}
 _FIELD_MARK = re.compile(r"<w:fldChar\b[^<>]*\bw:fldCharType=[\"'](begin|separate|end)")
 PARAGRAPH_END = r"</w:p>|<w:p(?:\s[^<>]*)?/>"  # also that of one without content
 # What an archive raises that is damaged, in any compression, or has a password.
@@ -66,6 +67,7 @@ def write_parts(content: bytes, parts: Mapping[str, str]) -> bytes:
     """Return a .docx file with other parts; all else in it stays."""
     output = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(output, "w") as new:
+        new.comment = old.comment
         for info in old.infolist():
             text = parts.get(info.filename)
             new.writestr(info, old.read(info) if text is None else text.encode())
@@ -152,6 +154,8 @@ def _run_tokens(text: str, run: Element, main: str) -> Iterator[Token]:
     for child in run.children:
         if child.name == "w:t":
             yield from text_tokens(text[child.content_start : child.content_end])
+        elif child.name == "w:noBreakHyphen":
+            yield Token("text", "-")
         elif child.name not in _DROPPED:
             if child.name in _SPACES:
                 yield Token("text", " ")

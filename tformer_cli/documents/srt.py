@@ -7,11 +7,14 @@ from tformer_cli.documents.segment import Content, Entry, Offsets, Segment, Toke
 
 # More than these would be captions without punctuation, not a sentence.
 MAX_CUES_OF_SENTENCE = 4
-_TIME = r"\d+:\d\d:\d\d[,.]\d{1,3}"
-_HEADER = rf"\ufeff?\d+[ \t]*\r?\n[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}[^\r\n]*(?:\r?\n|\Z)"
+# Programs also write times without hours or milliseconds, and leave the number out.
+_NUMBER = r"\ufeff?[ \t]*\d+[ \t]*\r?\n(?:[ \t]*\r?\n)?"
+_TIME = r"-?\d+(?:[ \t]*:[ \t]*-?\d+){1,3}(?:[,.;]\d*)?"
+_TIMES = rf"\ufeff?[ \t]*{_TIME}[ \t]*--+[ \t]*>[ \t]*{_TIME}[^\r\n]*(?:\r?\n|\Z)"
+_HEADER = re.compile(rf"^(?:{_NUMBER})?{_TIMES}", re.MULTILINE)
 # Headers between cues, tags of style, as `<i>` and `{\an8}`, and line breaks.
 _MARKUP = re.compile(
-    rf"(?<!\s)(?:(?P<header>\s*^{_HEADER}\s*)|\s*?(?P<line>\r?\n)\s*)|(?P<override>\{{\\[^{{}}]*\}})|"
+    rf"(?<!\s)(?:(?P<header>\s*{_HEADER.pattern}\s*)|\s*?(?P<line>\r?\n)\s*)|(?P<override>\{{\\[^{{}}]*\}})|"
     r"<(?P<slash>/?)(?P<name>[bius]|font)\b[^<>]*>",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -40,7 +43,7 @@ def srt_entries(content: Content) -> Iterator[Entry]:
 
 
 def _cue_spans(text: str) -> Iterator[Offsets]:
-    headers = list(re.finditer(rf"^{_HEADER}", text, re.MULTILINE))
+    headers = list(_HEADER.finditer(text))
     ends = [header.start() for header in headers[1:]] + [len(text)]
     for header, end in zip(headers, ends, strict=False):
         cue = text[header.end() : end]
@@ -75,7 +78,7 @@ def _encode(segment: Segment) -> str:
     for token in segment.tokens():
         if token.kind == "text":
             cue += re.sub(r"\s", " ", token.text)
-        elif "-->" in token.text:
+        elif _HEADER.search(token.text):
             parts += [_without_empty_lines(cue), token.text]
             cue = ""
         else:

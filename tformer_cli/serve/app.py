@@ -51,8 +51,8 @@ def build_app(
 
     Args:
         service: the models, limits and keys.
-        hosts: host names beside those of this machine that requests may name.
-        origins: sites whose pages may ask, such as `https://example.org`.
+        hosts: host names beside those of this machine that requests may name, as of `allowed_host`.
+        origins: sites whose pages may ask, as of `allowed_origin`.
     """
     document = openapi_document(service.limits)
 

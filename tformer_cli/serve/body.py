@@ -66,7 +66,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _form(body: bytes) -> dict[str, Any]:
     try:
-        fields = parse_qs(body.decode("ascii"), keep_blank_values=True, errors="strict")
+        fields = parse_qs(body.decode(), keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise Refusal("body", "is not a valid form", got=str(error)) from None
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tformer_cli.corpus.lines import read_lines
-from tformer_cli.errors import DataError
+from tformer_cli.errors import DataError, UsageError
 from tformer_cli.serve.refusal import Forbidden, Misdirected, Refusal, Unauthorized, refusal_answer
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -25,8 +25,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], origins: Collection[str]) -> None:
         self.app = app
-        self.hosts = {host.lower() for host in (*LOCAL_HOSTS, *hosts)}
-        self.origins = {origin.lower().rstrip("/") for origin in origins}
+        self.hosts = {*LOCAL_HOSTS, *map(str.lower, hosts)}
+        self.origins = set(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -57,11 +57,41 @@ class Guard:
 
 
 def host_name(host: str) -> str | None:
-    """Return the name in a Host header, without its port."""
+    """Return the name in a Host header, without its port; None if it is no such header."""
     try:
-        return urlsplit(f"//{host}").hostname
+        parts = urlsplit(f"//{host}")
     except ValueError:
         return None
+    is_host = parts.netloc == host and parts.username is None
+    return parts.hostname if is_host else None
+
+
+def allowed_host(name: str) -> str:
+    """Return a host name as a Host header has it, without the brackets of an address.
+
+    Raises:
+        UsageError: no Host header has it, as with a port.
+    """
+    host = name.lower()
+    named = {host_name(host), f"[{host_name(host)}]", host_name(f"[{host}]")}
+    if host == "*" or host not in named:
+        remedy = "write a name alone, such as mt.example.org"
+        raise UsageError("`hosts`", "is no host name", got=name, remedy=remedy)
+    return host.strip("[]")
+
+
+def allowed_origin(url: str) -> str:
+    """Return a site as an Origin header has it.
+
+    Raises:
+        UsageError: no Origin header has it, as without a scheme.
+    """
+    origin = url.lower().rstrip("/")
+    scheme, separator, host = origin.partition("://")
+    if not (scheme and separator and host_name(host)):
+        remedy = "write scheme and host, such as https://example.org"
+        raise UsageError("`origins`", "is no site", got=url, remedy=remedy)
+    return origin
 
 
 def host_and_port(origin: str) -> str | None:

@@ -1,5 +1,6 @@
 """LibreTranslate's API: /translate, /languages, /detect and /health."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from tformer_cli.serve.service import Limits, Service
 from tformer_cli.translate.options import SearchOptions
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.translator import TranslatedLine
+
+_LINE_END = re.compile(r"(\r\n?|\n)")  # browsers send forms with CRLF
 
 
 def libretranslate_schema(limits: Limits) -> dict[str, Any]:
@@ -66,12 +69,15 @@ class LibreTranslateApi:
         count = 1 + int(fields.get("alternatives", 0))
         decoding = with_candidates(queue.model.translator.config, count)
         is_list = isinstance(fields["q"], list)
-        texts = [text.split("\n") for text in (fields["q"] if is_list else [fields["q"]])]
-        lines = [InputLine(line) for text in texts for line in text]
+        # Lines, with the end of each but the last between them.
+        texts = [_LINE_END.split(text) for text in (fields["q"] if is_list else [fields["q"]])]
+        lines = [InputLine(line) for text in texts for line in text[::2]]
         options = JobOptions(decoding, direction, count, others={"scored": count > 1})
         job = TranslationJob(lines, options)
         translated = iter(await self.service.translate(request, queue, job, deadline))
-        answers = [distinct_texts([next(translated) for _ in text]) for text in texts]
+        answers = [
+            distinct_texts([next(translated) for _ in text[::2]], text[1::2]) for text in texts
+        ]
         content: dict[str, Any] = {"translatedText": [best for best, *_ in answers]}
         if count > 1:
             content["alternatives"] = [others for _, *others in answers]
@@ -119,14 +125,18 @@ def with_candidates(config: Config, count: int) -> DecodingConfig:
     return SearchOptions(beam_size=count).apply(config)
 
 
-def distinct_texts(lines: Sequence[TranslatedLine]) -> list[str]:
+def distinct_texts(lines: Sequence[TranslatedLine], ends: Sequence[str]) -> list[str]:
     """Return the translations of a text of several lines, best first, each once.
 
-    Translation i of the text joins the translations i of its lines, or the last ones they have.
+    Translation i of the text has the translations i of its lines, or the last ones they have, with
+    the line ends between them.
     """
     count = max(len(line.translations) for line in lines)
     texts = (
-        "\n".join(line.translations[min(rank, len(line.translations) - 1)].text for line in lines)
+        "".join(
+            line.translations[min(rank, len(line.translations) - 1)].text + end
+            for line, end in zip(lines, (*ends, ""), strict=True)
+        )
         for rank in range(count)
     )
     return list(dict.fromkeys(texts))

@@ -1,5 +1,6 @@
 """The server: a socket, the models and their queues, and uvicorn, until a signal stops it."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -9,14 +10,16 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
 
 from tformer_cli.errors import StorageError, UsageError
 from tformer_cli.serve.app import build_app
-from tformer_cli.serve.guard import ApiKeys
+from tformer_cli.serve.guard import ApiKeys, allowed_host, allowed_origin
 from tformer_cli.serve.model import ServedModel, freeze, model_name
+from tformer_cli.serve.protocol import CLOSING_SECONDS, LimitedProtocol
 from tformer_cli.serve.queue import TranslationQueue
 from tformer_cli.serve.service import Limits, Service
 from tformer_cli.storage.run_directory import RunDirectory
@@ -58,6 +61,8 @@ def serve(
         TformerError: a run or a file is unusable, or the address cannot be listened on.
     """
     check_names(runs)
+    log = partial(_log, log)
+    hosts, origins = list(map(allowed_host, hosts)), list(map(allowed_origin, origins))
     keys = ApiKeys() if api_keys is None else ApiKeys.read(api_keys)
     # Before the models, which take a while.
     with listening_socket(host, port) as listener:
@@ -69,13 +74,13 @@ def serve(
         service = Service(queues=queues, limits=limits, keys=keys)
         app = build_app(service, hosts=[host, *hosts], origins=origins)
         log(f"serving {', '.join(queue.model.name for queue in queues)} at {url_of(listener)}")
-        try:
-            freeze()
-            run_app(app, listener, limits.timeout)
-        finally:
-            gc.unfreeze()
-            for queue in queues:
-                queue.close()
+        run_app(app, listener, queues, limits.timeout)
+
+
+def _log(log: Callable[[str], object], line: str) -> None:
+    """Log a line where that is possible: a terminal that is gone stops no translation."""
+    with contextlib.suppress(OSError, ValueError):
+        log(line)
 
 
 def check_names(runs: Sequence[Path]) -> None:
@@ -122,25 +127,55 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run_app(app: Starlette, listener: socket.socket, timeout: int) -> None:
-    """Run an application until SIGINT or SIGTERM, and let it answer what waits."""
+class StoppableServer(uvicorn.Server):
+    """uvicorn, which a second Ctrl-C ends at once."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop by a signal."""
+        if self.should_exit and sig == signal.SIGINT:
+            _end(sig, frame)
+        super().handle_exit(sig, frame)
+
+
+def run_app(
+    app: Starlette, listener: socket.socket, queues: Sequence[TranslationQueue], timeout: int
+) -> None:
+    """Run an application until SIGINT or SIGTERM, let it answer what waits, and close the queues.
+
+    A second SIGINT ends the process.
+    """
     config = uvicorn.Config(
         app,
+        http=LimitedProtocol,
+        ws="none",
         log_config=None,
-        log_level="warning",
+        # Warnings are about what a client sends, which its answer says.
+        log_level="error",
         access_log=False,
         lifespan="off",
         server_header=False,
-        # A client that never ends its request must not keep the server.
-        timeout_graceful_shutdown=timeout + 1,
+        timeout_graceful_shutdown=timeout + CLOSING_SECONDS + 1,
     )
     former = {number: signal.signal(number, _ignore) for number in STOP_SIGNALS}
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        freeze()
+        StoppableServer(config).run(sockets=[listener])
     finally:
+        signal.signal(signal.SIGINT, _end)
+        gc.unfreeze()
+        for queue in queues:
+            queue.close()
         for number, handler in former.items():
             signal.signal(number, handler)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Take the signal that uvicorn raises again when it has stopped."""
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """End the process at once: no thread stops a translation that has begun.
+
+    Its exit handlers are skipped: torch aborts in them while its threads compute.
+    """
+    os._exit(128 + number)

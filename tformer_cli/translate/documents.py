@@ -48,7 +48,7 @@ def translate_document(
     Args:
         translator: what translates the sentences; without alignments, inline tags are put by
             their position.
-        path: the document, plain or `.gz`; its extension is one of `FORMATS`.
+        path: the document, plain or `.gz`; its extension is one of `PARSERS`.
         output: the same kind of file, which appears whole; it may be `path`.
         field: key of the text in each object of a `.jsonl` file; None for `text`.
         on_start: called with the number of sentences.

@@ -1,0 +1,101 @@
+"""HTTP/1.1 of a connection: uvicorn's protocols, with limits for the head of a request."""
+
+import asyncio
+import re
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+# Bytes of a head, and of what else is no body; seconds until a head is there.
+MAX_HEAD = 1 << 16
+HEAD_SECONDS = 60.0
+# Seconds that a server which stops has left when it closes the connections that are still open.
+CLOSING_SECONDS = 1
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """HTTP by httptools, which refuses a large head, and closes a connection with a slow one.
+
+    httptools loses the body of a request that offers another protocol by `Upgrade`, as those of
+    Java's HttpClient do: h11, which is slower, reads the connection from such a request on.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._is_in_message = False
+        self._num_bytes = 0  # since a head or a part of a body was complete
+        self._cycles = list[RequestResponseCycle]()  # of requests without a whole answer
+        self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer, and answer nothing more."""
+        self._timer.cancel()
+        self._disconnect()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the next bytes."""
+        # None before the first request, which uvicorn does not declare.
+        is_idle = self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+        if is_idle and not self._is_in_message and _UPGRADE.search(data.partition(b"\r\n\r\n")[0]):
+            self._continue_by_h11(data)
+            return
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if self._num_bytes > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def _continue_by_h11(self, data: bytes) -> None:
+        self._timer.cancel()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        protocol = H11Protocol(self.config, self.server_state, self.app_state)
+        protocol.connection_made(self.transport)
+        self.transport.set_protocol(protocol)
+        protocol.data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Wait for the head of a request."""
+        super().on_message_begin()
+        self._is_in_message = True
+        self._timer.cancel()
+        self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def on_headers_complete(self) -> None:
+        """Wait no longer, and begin to answer."""
+        self._timer.cancel()
+        self._num_bytes = 0
+        super().on_headers_complete()
+        self._cycles = [each for each in self._cycles if not each.response_complete]
+        self._cycles.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body, which the application limits."""
+        self._num_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._is_in_message = False
+        super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """Close the connection when it has answered, or when it has had time enough.
+
+        uvicorn cancels answers then, but waits on for a client that does not read.
+        """
+        super().shutdown()
+        seconds = (self.config.timeout_graceful_shutdown or 0) - CLOSING_SECONDS
+        self.loop.call_later(seconds, self._abort)
+
+    def _abort(self) -> None:
+        self._disconnect()
+        self.transport.abort()
+
+    def _disconnect(self) -> None:
+        """Tell all requests that their client is gone: uvicorn tells the last one alone."""
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
