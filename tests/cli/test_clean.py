@@ -165,6 +165,16 @@ def test_any_length_in_words_is_allowed(tformer, files, tmp_path):
         ),
         (["-o", "crawl"], "--output: would replace the text"),
         (
+            ["-o", "cleaned/"],
+            "--output: must be what names of files begin with, not a folder (cleaned/); "
+            "add a name, such as cleaned/text",
+        ),
+        (
+            ["-o", ""],
+            "--output: must be what names of files begin with, not a folder (an empty text); "
+            "add a name, such as text",
+        ),
+        (
             ["--on-error", "skip"],
             "--on-error: has no effect on two text files (skip); leave it out",
         ),

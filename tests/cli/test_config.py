@@ -336,6 +336,28 @@ def test_new_refuses_what_is_no_text(folder: Path, name: str, content: str, what
     )
 
 
+def test_new_refuses_languages_that_the_files_have_the_other_way_round(folder: Path) -> None:
+    languages = ("--source-language", "en", "--target-language", "de")
+    assert complaint(UsageError, "new", "train.de", "train.en", *languages) == (
+        "--source-language: is the language of the other file by their names (en); "
+        "exchange the files, or the languages"
+    )
+    assert "en -> de" in printed("new", "train.en", "train.de", *languages)
+
+
+def test_new_names_its_option_for_the_keys_of_a_file_of_pairs(folder: Path) -> None:
+    Path("a.jsonl").write_text('{"x": "a"}\n', encoding="utf-8")
+    words = ("new", "a.jsonl", "--source-language", "en", "--target-language", "de")
+    assert complaint(DataError, *words) == (
+        "a.jsonl:1: has no text at en and de (x); "
+        "set --fields SOURCE and TARGET, such as translation.en"
+    )
+    assert complaint(UsageError, "new", "a.jsonl", "--fields", "1", *words[2:]) == (
+        "--fields: must be two columns or keys, of source and target (1 --source-language); "
+        "add the second one"
+    )
+
+
 def test_new_refuses_one_file_as_both_sides(folder: Path) -> None:
     assert complaint(DataError, "new", "train.en", "train.en") == (
         "train.en: is source and target at once; name the file that holds the translations"
@@ -407,6 +429,13 @@ def test_init_copies_configs_and_demo_text_and_may_be_repeated(tformer, tmp_path
         assert result.stdout.splitlines()[-1] == f"next: tformer train {folder}/configs/demo.yaml"
         assert files(folder) == files(ROOT)
     assert tformer("config", "check", folder / "configs" / "demo.yaml").exit_code == 0
+
+
+def test_init_quotes_what_to_run_next(tformer, tmp_path):
+    result = tformer("init", tmp_path / "mein Ordner")
+    assert result.stdout.splitlines()[-1] == (
+        f"next: tformer train '{tmp_path}/mein Ordner/configs/demo.yaml'"
+    )
 
 
 def test_init_replaces_no_file_and_then_writes_none(tformer, tmp_path):

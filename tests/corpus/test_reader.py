@@ -298,7 +298,12 @@ def refusal_of(read: Callable[[], object]) -> str:
     [
         ("a.zip", zipped(TEXT), "is a zip archive, not plain text; unpack it with `unzip`"),
         ("a.en", zipped(TEXT), "is a zip archive, not plain text; unpack it with `unzip`"),
-        ("a.xlsx", zipped(TEXT), f"is an Excel workbook, not plain text; open it and {SIDES}"),
+        (
+            "a.xlsx",
+            zipped(TEXT),
+            "is an Excel workbook, not plain text; "
+            "save it as CSV in UTF-8, or each language as plain text, one sentence a line",
+        ),
         ("a.tar", tarred(TEXT), "is a tar archive, not plain text; unpack it with `tar -xf`"),
         (
             "a.tar.gz",

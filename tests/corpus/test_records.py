@@ -277,12 +277,37 @@ def test_an_open_quote_takes_no_lines_of_other_records(
 def test_csv_in_utf16_or_compressed_is_named_as_such(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("en,de\na,b\n", encoding="utf-16")
-    assert refusal(file) == (
+    named = (
         f"{file}:1: not UTF-8 (byte 0xff at column 1); it begins like UTF-16: "
         "convert it with `iconv -f UTF-16 -t UTF-8`"
     )
+    assert refusal(file) == named
+    # As Excel writes it: a CR within a line is no CSV.
+    file.write_text("en,de\r\na,b\r\n", encoding="utf-16", newline="")
+    assert refusal(file) == named
     file.write_bytes(gzip.compress(b"en,de\na,b\n"))
     assert refusal(file) == f"{file}: is gzip; let its name end in .gz, or decompress it"
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        (
+            "a.docx",
+            "is a Word document, not plain text; save it as plain text, one sentence a line",
+        ),
+        (
+            "a.xlsx",
+            "is an Excel workbook, not plain text; "
+            "save it as CSV in UTF-8, or each language as plain text, one sentence a line",
+        ),
+    ],
+)
+def test_office_documents_are_no_zips_of_texts(tmp_path: Path, name: str, complaint: str) -> None:
+    file = tmp_path / name
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("[Content_Types].xml", "")
+    assert refusal(file) == f"{file}: {complaint}"
 
 
 def test_lines_of_quoted_cells_count(tmp_path: Path) -> None:

@@ -123,6 +123,15 @@ def test_other_files_are_refused(tmp_path):
             read_document(tmp_path / name)
 
 
+def test_a_missing_document_and_a_folder_are_named(tmp_path):
+    path = tmp_path / "a.docx"
+    with pytest.raises(DataError, match=r"a\.docx: no such file; name a document that is there"):
+        read_document(path)
+    path.mkdir()
+    with pytest.raises(DataError, match=r"a\.docx: is a folder; name a document in it"):
+        read_document(path)
+
+
 def test_the_output_is_of_the_same_kind():
     film = Path("film.srt")
     check_same_kind(film, Path("film.de.SRT.gz"))

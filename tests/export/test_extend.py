@@ -175,6 +175,12 @@ def test_a_run_without_codes_a_full_vocabulary_and_a_missing_text_are_refused(
         f"{toy_run}: has a single target language, so its sources begin with no tag (target)"
     )
     assert "missing.aa" in complaint(run, replace(text, source=tmp_path / "missing.aa"))
+    short, empty = tmp_path / "short.aa", tmp_path / "empty.dd"
+    short.write_text("a\n", encoding="utf-8")
+    assert "has no counterpart in" in complaint(run, replace(text, source=short))
+    short.write_text("", encoding="utf-8")
+    empty.touch()
+    assert "has no lines" in complaint(run, replace(text, source=short, target=empty))
     for number in range(6):
         output = RunDirectory(tmp_path / f"{number}")
         extend_run(run, output, text, ("aa", f"x{number}"))

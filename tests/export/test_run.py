@@ -90,8 +90,20 @@ def test_a_foreign_folder_is_named(tmp_path):
 
 def test_a_run_is_no_plain_folder(toy_run, tmp_path):
     assert refused(toy_run, tmp_path / "run") == [
-        f"{toy_run}/model.safetensors: no such file; "
-        "name a folder that `tformer export --format safetensors` has written"
+        f"{toy_run}: is a run folder already; "
+        "use it as it is: its path is what commands take as RUN"
+    ]
+
+
+def test_folders_beside_what_can_be_imported_say_what_to_name(tmp_path):
+    (tmp_path / "a.argosmodel").touch()
+    (message,) = refused(tmp_path, tmp_path / "run")
+    assert message.endswith(f"; name the package in it: {tmp_path}/a.argosmodel")
+    (tmp_path / "encoder.onnx").touch()
+    (tmp_path / "config.json").touch()
+    assert refused(tmp_path, tmp_path / "run") == [
+        f"{tmp_path}: holds ONNX graphs, which cannot be imported; "
+        "use the run that they were exported from, or another format"
     ]
 
 

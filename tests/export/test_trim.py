@@ -148,6 +148,15 @@ def test_a_vocabulary_of_characters_is_refused(tmp_path):
     assert not (tmp_path / "small").exists()
 
 
+def test_an_empty_text_is_refused(tmp_path):
+    run, text = untrained(tmp_path, KINDS[0]), written(tmp_path, PAIRS[:1])
+    for file in text.files.values():
+        file.write_text("", encoding="utf-8")
+    with pytest.raises(TformerError, match="has no lines"):
+        trim_run(run, RunDirectory(tmp_path / "small"), text)
+    assert not (tmp_path / "small").exists()
+
+
 def test_the_command_prints_the_sizes(tformer, tmp_path):
     run = untrained(tmp_path, KINDS[0])
     files = list(written(tmp_path, PAIRS[:5]).files.values())

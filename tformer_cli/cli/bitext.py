@@ -49,6 +49,10 @@ def given_text(
     source: Path, target: Path | None, fields: tuple[str, str] | None, on_error: OnError
 ) -> Bitext:
     """Return the text of two files, or of one file with both sides."""
+    if fields is not None and fields[1].startswith("--"):
+        # It takes the next two words, whatever they are.
+        what = "must be two columns or keys, of source and target"
+        raise UsageError("--fields", what, got=" ".join(fields), remedy="add the second one")
     if target is None:
         source_field, target_field = fields or (None, None)
         return PairsFile(
@@ -74,7 +78,12 @@ def languages_of(
         if code is not None and not is_language_code(code):
             remedy = "write en, for instance"
             raise UsageError(option, "must be an ISO code", got=code, remedy=remedy)
-    codes = [code or named for code, named in zip(given, _named(text), strict=True)]
+    named = tuple(_named(text))
+    if isinstance(text, ParallelText) and given == named[::-1] and given != named:
+        what = "is the language of the other file by their names"
+        remedy = "exchange the files, or the languages"
+        raise UsageError(_LANGUAGE_OPTIONS[0], what, got=given[0], remedy=remedy)
+    codes = [code or name for code, name in zip(given, named, strict=True)]
     if isinstance(text, PairsFile) and None in codes:
         codes = _declared(text, codes)
     source, target = (code or _by_script(text, side) for side, code in enumerate(codes))

@@ -31,7 +31,7 @@ MAX_EXAMPLE_CHARACTERS = 100
 def clean(
     source: SourceArgument,
     output: Annotated[
-        Path,
+        str,
         typer.Option(
             "--output",
             "-o",

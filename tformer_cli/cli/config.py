@@ -50,7 +50,8 @@ def init(
     """
     for name, count in write_shipped(folder).items():
         typer.echo(f"{folder / name}: {count} files")
-    typer.echo(f"next: tformer train {folder / 'configs' / 'demo.yaml'}")
+    config = folder / "configs" / "demo.yaml"
+    typer.echo(f"next: tformer train {shlex.quote(str(config))}")
 
 
 @config_app.command()

@@ -19,6 +19,7 @@ from tformer_cli.cli.options import (
     HELP_PANELS,
     MAX_UNGROUPED,
     OF_ARGUMENTS,
+    OF_FIELDS,
     TEXTS,
     in_options,
     with_options,
@@ -96,6 +97,8 @@ class PlainCommand(PastableExamples, TyperCommand):
                 for param in self.params
                 if param.name in (*OF_ARGUMENTS, *TEXTS)
             }
+            if "fields" in ctx.params:
+                own |= OF_FIELDS
             error.problems = tuple(with_options(problem, own) for problem in error.problems)
             raise
         except KeyboardInterrupt:

@@ -169,6 +169,8 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
 }
 # Arguments of some commands, options of others, and keys of a config.
 TEXTS = ("source", "target")
+# The keys of a config that --fields stands for.
+OF_FIELDS = {"source_field": "--fields SOURCE", "target_field": "TARGET"}
 
 
 def message(problem: Problem) -> str:

@@ -60,7 +60,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
             typer.Option("--input", "-i", help=f"The real {real} text, plain or .gz."),
         ],
         output: Annotated[
-            Path,
+            str,
             typer.Option(
                 "--output",
                 "-o",

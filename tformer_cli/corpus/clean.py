@@ -41,7 +41,7 @@ from tformer_cli.corpus.reader import read_texts, text_changed
 from tformer_cli.errors import UsageError
 from tformer_cli.process import num_cores
 from tformer_cli.storage.atomic import file_checksum, open_atomic
-from tformer_cli.storage.partial_file import PartialFile, partial_file
+from tformer_cli.storage.partial_file import PartialFile, file_prefix, partial_file
 from tformer_cli.text.segments import num_words
 
 # Pairs of a job of a process, and between two states that a kill leaves.
@@ -108,7 +108,7 @@ def clean(
     if isinstance(text, PairsFile) and text.languages is None:
         text = replace(text, languages=languages)
     files = [Path(file) for file in held_out]
-    sides, record_file = _output_files(Path(os.path.abspath(output)), languages)
+    sides, record_file = _output_files(file_prefix(output), languages)
     _check_files([*text.files.values(), *files], [*sides.files.values(), record_file])
     held_out_texts = [PlainText(text=file) for file in files]
     [pair_filter] = PairFilter.of_texts(filters, [languages], held_out_texts)

@@ -28,9 +28,10 @@ _ARCHIVES = {
     rb"PK\x03\x04": ("a zip archive", "unpack it with `unzip`"),
     rb"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "unpack it with `7z x`"),
 }
-_OFFICE = {
-    ".xlsx": ("an Excel workbook", f"open it and {SPLIT_SIDES}"),
-    ".ods": ("a spreadsheet", f"open it and {SPLIT_SIDES}"),
+_SAVE_CELLS = "save it as CSV in UTF-8, or each language as plain text, one sentence a line"
+OFFICE = {
+    ".xlsx": ("an Excel workbook", _SAVE_CELLS),
+    ".ods": ("a spreadsheet", _SAVE_CELLS),
     ".docx": ("a Word document", "save it as plain text, one sentence a line"),
     ".odt": ("an office document", "save it as plain text, one sentence a line"),
 }
@@ -175,7 +176,7 @@ def reject_archive(first_bytes: bytes, name: str) -> None:
             raise DataError(name, f"is {compression.name}", remedy=remedy)
     for pattern, archive in _ARCHIVES.items():
         if re.match(pattern, first_bytes, re.DOTALL):
-            what, remedy = _OFFICE.get(Path(name).suffix.lower(), archive)
+            what, remedy = OFFICE.get(Path(name).suffix.lower(), archive)
             raise DataError(name, f"is {what}, not plain text", remedy=remedy)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tformer_cli.config.schema.text import PairsFile, ParallelText, Text
+from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, Text
 from tformer_cli.corpus.lines import SPLIT_SIDES, read_lines, without_compression, zip_lines
 from tformer_cli.corpus.records import description_of, read_records
 from tformer_cli.errors import DataError, StorageError
@@ -63,6 +63,19 @@ def read_texts(texts: Iterable[Text]) -> Iterator[tuple[str, str]]:
     for text in texts:
         for row in read_rows(text):
             yield row if len(row) == 2 else (row[0], "")
+
+
+def read_nonempty(text: Bitext) -> Iterator[tuple[str, str]]:
+    """Yield all pairs of a text.
+
+    Raises:
+        DataError: it has none, or cannot be read to its end.
+    """
+    pair = None
+    for pair in read_texts([text]):
+        yield pair
+    if pair is None:
+        raise DataError(str(text.source_file), "has no lines")
 
 
 def first_rows(texts: Mapping[str, Text]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:

@@ -18,7 +18,12 @@ from tformer_cli.corpus.archives import (
     read_zip,
     zip_languages,
 )
-from tformer_cli.corpus.lines import BYTE_ORDER_MARK, open_decompressed
+from tformer_cli.corpus.lines import (
+    BYTE_ORDER_MARK,
+    OFFICE,
+    open_decompressed,
+    reject_archive,
+)
 from tformer_cli.corpus.markup import read_tmx, read_xliff, tmx_languages, xliff_languages
 from tformer_cli.corpus.tables import (
     Record,
@@ -123,7 +128,7 @@ def kind_of(path: Path) -> str:
     """Return the format of a file, by the end of its name, else by its first bytes.
 
     Raises:
-        DataError: neither is that of a known format.
+        DataError: neither is that of a known format, or it is an office document.
     """
     for ending in itertools.islice(reversed(path.suffixes), 2):
         if ending.lower() in _ENDINGS:
@@ -132,6 +137,9 @@ def kind_of(path: Path) -> str:
         head = stream.read(_SNIFFED_BYTES).removeprefix(BYTE_ORDER_MARK)
     for pattern, kind in _CONTENTS.items():
         if re.match(pattern, head, re.DOTALL):
+            if path.suffix.lower() in OFFICE:
+                # These are zips too.
+                reject_archive(head, str(path))
             return kind
     what = f"is not {', '.join(_READERS)}"
     remedy = "name two line-aligned files as `source` and `target`, or correct the ending"

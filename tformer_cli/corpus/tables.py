@@ -154,10 +154,10 @@ def _csv_rows(lines: _RecordLines, delimiter: str, name: str) -> Iterator[_Row |
             row = DataError(where, "is not CSV", got=str(error), remedy=remedy)
             # An open quote takes the lines of other records with it.
             num_lines = 1
-        if isinstance(row, DataError):
-            yield row
-        elif any(map(_has_surrogate, row)):
+        if any(map(_has_surrogate, lines.record[:num_lines])):
             yield _not_utf8(lines.record, number, name)
+        elif isinstance(row, DataError):
+            yield row
         elif row:
             yield where, row
         number += num_lines

@@ -152,6 +152,10 @@ def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
+    except FileNotFoundError:
+        raise DataError(str(path), "no such file", remedy="name a document that is there") from None
+    except IsADirectoryError:
+        raise DataError(str(path), "is a folder", remedy="name a document in it") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(str(path), "cannot be read as a document", got=str(error)) from None
 

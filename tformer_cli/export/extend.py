@@ -14,7 +14,7 @@ from tformer_cli.config.schema.text import (
     TrainingPairsFile,
     TrainingText,
 )
-from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.reader import read_nonempty
 from tformer_cli.errors import UsageError
 from tformer_cli.export.run import write_run
 from tformer_cli.storage.atomic import check_absent
@@ -54,7 +54,8 @@ def extend_run(
     _check_languages(run, data, languages[1], like)
     new = _training_text(text, languages)
     # A training would find later that it cannot be read.
-    next(read_texts([new]), None)
+    for _ in read_nonempty(new):
+        pass
     extended = replace(data, train=(*data.train, new))
     config = checked(replace(trained.config, data=extended), str(output.path))
     tag, models = target_token(languages[1]), data.targets if like is None else (like,)

@@ -25,7 +25,7 @@ from tformer_cli.export.m2m_settings import ARCHITECTURES as M2M_TYPES
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_npz import MarianNpzFormat, read_marian_npz
 from tformer_cli.export.marian_npz_settings import DECODER_FILE
-from tformer_cli.export.onnx import OnnxFormat
+from tformer_cli.export.onnx import SOURCE_FILE, OnnxFormat
 from tformer_cli.export.plain import PlainFormat, read_plain_folder
 from tformer_cli.export.settings import SETTINGS_FILE, json_object
 from tformer_cli.export.t5 import MODEL_TYPES as T5_TYPES
@@ -199,7 +199,16 @@ def read_model(
         return read_argos(folder, source_language=source_language, target_language=target_language)
     if not folder.is_dir():
         raise CheckpointError(str(folder), "no such folder", remedy="name the folder of a model")
-    config_file = RunDirectory(folder).config_file
+    run = RunDirectory(folder)
+    config_file = run.config_file
+    if config_file.is_file() and run.checkpoints.is_dir():
+        what = "is a run folder already"
+        remedy = "use it as it is: its path is what commands take as RUN"
+        raise CheckpointError(str(folder), what, remedy=remedy)
+    if (folder / SOURCE_FILE).is_file():
+        what = "holds ONNX graphs, which cannot be imported"
+        remedy = "use the run that they were exported from, or another format"
+        raise CheckpointError(str(folder), what, remedy=remedy)
     if (folder / EXPORT_FILE).is_file():
         read = read_ctranslate2
     elif config_file.is_file():
@@ -217,6 +226,8 @@ def read_model(
             "written, or a Marian, M2M-100, NLLB, mBART or T5 model as transformers or Marian "
             "saves it"
         )
+        if packages := sorted(folder.glob("*.argosmodel")):
+            remedy = f"name the package in it: {packages[0]}"
         raise CheckpointError(str(folder), what, remedy=remedy)
     return read(folder, source_language=source_language, target_language=target_language)
 

@@ -9,7 +9,7 @@ import torch
 from tformer_cli.config.schema.text import Bitext, PairsFile
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.corpus.held_out import counted
-from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.reader import read_nonempty
 from tformer_cli.export.run import write_run
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
@@ -55,7 +55,7 @@ def trim_run(
     data = trained.config.data
     if isinstance(text, PairsFile) and text.languages is None:
         text = replace(text, languages=data.direction_of(text))
-    tokenizers, ids = trim(trained.tokenizers, counted(read_texts([text]), on_done))
+    tokenizers, ids = trim(trained.tokenizers, counted(read_nonempty(text), on_done))
     sizes = tokenizers.source.size, tokenizers.target.size
     config = trained.config
     if isinstance(config.tokenizer, SubwordConfig):

@@ -26,7 +26,7 @@ from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.distributed import process_group
 from tformer_cli.errors import Problem, UsageError, check_choice
 from tformer_cli.storage.atomic import file_checksum, open_atomic
-from tformer_cli.storage.partial_file import PartialFile, partial_file
+from tformer_cli.storage.partial_file import PartialFile, file_prefix, partial_file
 from tformer_cli.translate import translator
 from tformer_cli.translate.files import Output, main_output, translate_shared
 from tformer_cli.translate.options import MBR, SearchOptions
@@ -139,7 +139,7 @@ def synthesize(
     """
     check_choice("`real`", real, get_args(RealSide))
     file = Path(text)
-    source, target, record = _output_files(Path(os.path.abspath(output)))
+    source, target, record = _output_files(file_prefix(output))
     sides = TrainingText(source=source, target=target, tags=TAGS[real])
     _check_outputs(file, (source, target, record))
     total = sum(1 for _ in read_lines(file))
