@@ -88,6 +88,22 @@ def test_messages_keep_their_placeholders(toy_run, tformer, tmp_path):
         assert [text.count(span) for span in spans] == [1] * len(spans)
 
 
+def test_an_xliff_file_of_other_languages_is_warned_of(toy_run, tformer, tmp_path):
+    unit = "<body><trans-unit id='1'><source>ab</source></trans-unit></body>"
+    file = tmp_path / "a.xlf"
+    own = Translator.load(toy_run).direction.languages
+    for languages, is_warned in (((own[0], "x" * len(own[1])), True), (own, False)):
+        names = " ".join(
+            f'{side}-language="{language}"'
+            for side, language in zip(("source", "target"), languages, strict=True)
+        )
+        file.write_text(f"<xliff version='1.2'><file {names}>{unit}</file></xliff>")
+        result = tformer("translate", toy_run, "-i", file, "-o", tmp_path / "b.xlf")
+        assert result.exit_code == 0
+        warning = f"{file}: is of other languages than the model ({' to '.join(languages)}, and the"
+        assert (warning in result.stderr) is is_warned
+
+
 def test_a_field_needs_a_document(toy_run, tformer):
     result = tformer("translate", toy_run, "--field", "body", stdin="ab\n")
     message = "--field: has no effect without a document (body); leave it out\n"
@@ -96,3 +112,10 @@ def test_a_field_needs_a_document(toy_run, tformer):
 
 def test_lines_of_a_document_come_by_stdin(toy_run, tformer, film):
     assert tformer("translate", toy_run, stdin=film.read_bytes()).stdout.count("\n") == 7
+
+
+def test_a_hyphen_is_stdin_and_stdout(toy_run, tformer, film):
+    plain = tformer("translate", toy_run, stdin="ab cd\n")
+    result = tformer("translate", toy_run, "-i", "-", "-o", "-", stdin="ab cd\n")
+    assert (result.exit_code, result.stdout) == (0, plain.stdout)
+    assert list(film.parent.iterdir()) == [film]

@@ -304,6 +304,26 @@ def refusal_of(read: Callable[[], object]) -> str:
             "is an Excel workbook, not plain text; "
             "save it as CSV in UTF-8, or each language as plain text, one sentence a line",
         ),
+        *(
+            (
+                name,
+                content,
+                f"is {what}, not plain text; save it as plain text, one sentence a line",
+            )
+            for name, content, what in (
+                ("a.pdf", b"%PDF-1.4\n%\xe2\xe3\n", "a PDF document"),
+                ("a.rtf", rb"{\rtf1\ansi a}", "an RTF document"),
+                ("a.doc", b"\xd0\xcf\x11\xe0\xa1\xb1", "a document of an old version of Office"),
+            )
+        ),
+        *(
+            (
+                "a.vtt",
+                mark + b"WEBVTT\n\n00:01.000 --> 00:02.000\na\n",
+                "is WebVTT, not plain text; convert it to SRT, as `ffmpeg -i a.vtt a.srt` does",
+            )
+            for mark in (b"", b"\xef\xbb\xbf")
+        ),
         ("a.tar", tarred(TEXT), "is a tar archive, not plain text; unpack it with `tar -xf`"),
         (
             "a.tar.gz",

@@ -50,6 +50,11 @@ def test_a_regular_expression_takes_precedence():
 def test_what_is_neither_a_kind_nor_a_regular_expression_is_refused():
     with pytest.raises(UsageError, match=r"`keep`: names no spans \(\[\); choose from: addresses"):
         KeptSpans.of(["["])
+    for kind, meant in (("placeholder", "placeholders"), ("address", "addresses")):
+        message = rf"`keep`: is no kind of spans \({kind}\); write {meant}, or for the word itself"
+        with pytest.raises(UsageError, match=message):
+            KeptSpans.of([kind])
+    assert KeptSpans.of(["(?:number)"]).find("a number 1")[0].text == "number"
 
 
 @given(

@@ -192,6 +192,10 @@ def translate(
     """
     run, sentence = run_and_sentence(words or [])
     run_directory = chosen_run(run, checkpoint)
+    # Many programs call stdin and stdout so.
+    input_file, output_file = (
+        None if file == Path("-") else file for file in (input_file, output_file)
+    )
 
     from tformer_cli.corpus.reader import has_pipe
     from tformer_cli.documents.document import is_document

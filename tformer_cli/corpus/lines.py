@@ -23,17 +23,24 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 SPLIT_SIDES = "write source and target into two text files, one sentence a line"
-_ARCHIVES = {
+_SAVE_TEXT = "save it as plain text, one sentence a line"
+# Patterns of their first bytes.
+_NO_TEXTS = {
     rb".{257}ustar": ("a tar archive", "unpack it with `tar -xf`"),
     rb"PK\x03\x04": ("a zip archive", "unpack it with `unzip`"),
     rb"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "unpack it with `7z x`"),
+    rb"%PDF-": ("a PDF document", _SAVE_TEXT),
+    rb"\{\\rtf": ("an RTF document", _SAVE_TEXT),
+    rb"\xd0\xcf\x11\xe0": ("a document of an old version of Office", _SAVE_TEXT),
+    rb"WEBVTT(?!\S)": ("WebVTT", "convert it to SRT, as `ffmpeg -i a.vtt a.srt` does"),
 }
 _SAVE_CELLS = "save it as CSV in UTF-8, or each language as plain text, one sentence a line"
+# By the ending of the name.
 OFFICE = {
     ".xlsx": ("an Excel workbook", _SAVE_CELLS),
     ".ods": ("a spreadsheet", _SAVE_CELLS),
-    ".docx": ("a Word document", "save it as plain text, one sentence a line"),
-    ".odt": ("an office document", "save it as plain text, one sentence a line"),
+    ".docx": ("a Word document", _SAVE_TEXT),
+    ".odt": ("an office document", _SAVE_TEXT),
 }
 
 
@@ -169,14 +176,15 @@ def read_errors(name: str) -> Iterator[None]:
 
 
 def reject_archive(first_bytes: bytes, name: str) -> None:
-    """Refuse a file that begins as one that is compressed, or holds others."""
+    """Refuse a file that begins as one that is compressed, holds others, or is a document."""
+    first_bytes = first_bytes.removeprefix(BYTE_ORDER_MARK)
     for ending, compression in COMPRESSIONS.items():
         if re.match(compression.mark, first_bytes, re.DOTALL):
             remedy = f"let its name end in {ending}, or decompress it"
             raise DataError(name, f"is {compression.name}", remedy=remedy)
-    for pattern, archive in _ARCHIVES.items():
+    for pattern, kind in _NO_TEXTS.items():
         if re.match(pattern, first_bytes, re.DOTALL):
-            what, remedy = OFFICE.get(Path(name).suffix.lower(), archive)
+            what, remedy = OFFICE.get(Path(name).suffix.lower(), kind)
             raise DataError(name, f"is {what}, not plain text", remedy=remedy)
 
 

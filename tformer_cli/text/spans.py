@@ -136,6 +136,10 @@ class KeptSpans:
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
+    if (kinds := f"{pattern}s") in PATTERNS or (kinds := f"{pattern}es") in PATTERNS:
+        # As an expression, it would keep this word alone.
+        remedy = f"write {kinds}, or for the word itself (?:{pattern})"
+        raise UsageError("`keep`", "is no kind of spans", got=pattern, remedy=remedy)
     try:
         return re.compile(pattern)
     except re.error as error:

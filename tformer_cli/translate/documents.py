@@ -6,13 +6,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
+from tformer_cli.config.schema.text import Direction, PairsFile
 from tformer_cli.corpus.prefetch import chunks
+from tformer_cli.corpus.records import declared_languages
 from tformer_cli.documents.carry import Alignment, carry_tags
 from tformer_cli.documents.document import Document, check_same_kind, read_document
 from tformer_cli.documents.segment import Offsets, Segment
 from tformer_cli.errors import Problem
 from tformer_cli.search.engine import OnWarning
 from tformer_cli.storage.atomic import open_atomic
+from tformer_cli.text.language import base_language
 from tformer_cli.text.segments import sentence_ends, text_spans
 from tformer_cli.translate.options import TranslateOptions
 from tformer_cli.translate.postprocess import Translation
@@ -67,6 +70,8 @@ def translate_document(
     if num_tags and translator.load_aligner is None:
         what = "has inline tags that are put by position: this model aligns no words"
         on_warning(Problem(str(path), what))
+    if document.kind in (".xlf", ".xliff"):
+        _warn_of_languages(path, (source_language, target_language), on_warning)
     if not document.segments:
         on_warning(Problem(str(path), "has no text to translate"))
     sentences = [sentence_spans(segment.text) for segment in document.segments]
@@ -83,6 +88,19 @@ def translate_document(
         on_warning(problem)
     kind = document.kind.removeprefix(".")
     return DocumentReport(kind, len(document.segments), num_sentences, num_tags, len(lost))
+
+
+def _warn_of_languages(path: Path, languages: Direction, on_warning: OnWarning) -> None:
+    """Warn of an XLIFF file that names other languages than those of the model.
+
+    Those of a memory choose its units; in an XLIFF file all units are of the same two.
+    """
+    declared = declared_languages(PairsFile(pairs=path))
+    pairs = list(zip(map(base_language, declared), map(base_language, languages), strict=False))
+    # The code of a model may have three letters where that of the file has two.
+    if any(len(own) == len(other) and own != other for own, other in pairs):
+        got = f"{' to '.join(declared)}, and the model {' to '.join(languages)}"
+        on_warning(Problem(str(path), "is of other languages than the model", got))
 
 
 def _translate(
