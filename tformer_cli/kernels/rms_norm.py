@@ -25,7 +25,8 @@ class _CpuRmsNorm(torch.autograd.Function):
         norms = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True)
         scales = norms.square_().div_(hidden_states.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(hidden_states, weight, scales)
-        return (hidden_states * scales).mul_(weight)
+        normalized: Tensor = (hidden_states * scales).mul_(weight)
+        return normalized
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -1,4 +1,4 @@
-"""Whether a run can be trained in and resumed with its config, and from which checkpoint."""
+"""Whether a run can be trained in and resumed, from which checkpoint and data position."""
 
 import contextlib
 import os
@@ -214,8 +214,33 @@ def _mismatch(checkpoint: Path, settings: Mapping[str, str]) -> Problem | None:
     return None
 
 
+def check_same_data(run: RunDirectory, saved: TrainingProgress, initial: TrainingProgress) -> None:
+    """Refuse to go on with another training text, or with another encoding of it."""
+    if saved.data_fingerprint != initial.data_fingerprint:
+        raise CheckpointError(
+            str(run.path),
+            "the training text or its tokenizer has changed since this run began",
+            remedy=f"restore it, {TRAIN_ELSEWHERE}",
+        )
+
+
+def check_data_position(checkpoint: Path, batch: int, num_batches: int) -> None:
+    """Refuse a data position behind the last batch of its epoch."""
+    # With small weights an epoch may have none.
+    if batch >= max(1, num_batches):
+        raise CheckpointError(
+            str(checkpoint / STATE_FILE),
+            "is damaged",
+            got=f"batch {batch} of an epoch of {num_batches}",
+            remedy="use an earlier checkpoint",
+        )
+
+
 def resumed(saved: TrainingProgress, initial: TrainingProgress) -> TrainingProgress:
-    """Return saved progress in the settings and the environment of `initial`, as of now."""
+    """Return saved progress in the settings and the environment of `initial`, as of now.
+
+    The data position is the saved one.
+    """
     progress = replace(
         saved,
         environment=initial.environment,

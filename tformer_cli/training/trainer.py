@@ -19,11 +19,11 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.statistics import source_sentences
 from tformer_cli.device import can_compile, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World, local_device, process_group
-from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from tformer_cli.errors import Interrupted, TrainingError
 from tformer_cli.model.network import Network
 from tformer_cli.process import tune_allocator
 from tformer_cli.storage.atomic import empty_directory, storage_errors, write_text
-from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.tokenizer import Tokenizers
@@ -37,8 +37,9 @@ from tformer_cli.training.recovery import (
     rolled_back,
 )
 from tformer_cli.training.resume import (
-    TRAIN_ELSEWHERE,
+    check_data_position,
     check_run_folder,
+    check_same_data,
     checkpoint_before,
     checkpoint_to_resume,
     environment_changes,
@@ -247,22 +248,10 @@ class Trainer:
     def _resume(self, checkpoint: Path) -> None:
         where = str(self.run_directory.path)
         saved = load_progress(checkpoint)
-        if saved.data_fingerprint != self.initial.data_fingerprint:
-            raise CheckpointError(
-                where,
-                "the training text or its tokenizer has changed since this run began",
-                remedy=f"restore it, {TRAIN_ELSEWHERE}",
-            )
+        check_same_data(self.run_directory, saved, self.initial)
         epoch, batch = saved.data_position
         num_batches = len(self.data.phase_after(saved.step).plans[epoch])
-        # With small weights an epoch may have none.
-        if batch >= max(1, num_batches):
-            raise CheckpointError(
-                str(checkpoint / STATE_FILE),
-                "is damaged",
-                got=f"batch {batch} of an epoch of {num_batches}",
-                remedy="use an earlier checkpoint",
-            )
+        check_data_position(checkpoint, batch, num_batches)
         for change in environment_changes(saved.environment, self.initial.environment):
             self.logger.log(f"{where}: {change}")
         restore_checkpoint(self.run_directory, self.state, checkpoint)
