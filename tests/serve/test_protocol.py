@@ -154,7 +154,8 @@ def test_a_client_that_does_not_read_stops_no_server():
                 await asyncio.sleep(0.01)
             (protocol,) = state.connections
             protocol.shutdown()
-            while state.tasks:
-                await asyncio.sleep(0.01)
+            running = set(state.tasks)
+            await asyncio.wait(running, timeout=30)
+            return [task.done() for task in running], protocol.transport.is_closing()
 
-    asyncio.run(stop())
+    assert asyncio.run(stop()) == ([True], True)
