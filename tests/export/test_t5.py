@@ -149,6 +149,7 @@ def test_a_training_step_is_t5s(parity):
     batch = parity.batch(SOURCES[:2])
     labels = torch.randint(3, 30, (2, 6))
     labels[1, 4:] = -100
+    before = {name: weight.clone() for name, weight in theirs.state_dict().items()}
     theirs(**batch, labels=labels).loss.backward()
     start = torch.full((2, 1), theirs.config.decoder_start_token_id)
     target = parity.our_ids(torch.cat((start, labels[:, :-1]), 1).clamp(min=0))
@@ -172,7 +173,9 @@ def test_a_training_step_is_t5s(parity):
     found = to_theirs(named, t5_names(ours.config.model), (ids, ids))
     for name, weight in theirs.state_dict().items():
         if name in found:
-            torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=2e-5, msg=name)
+            # Some of these random weights move by tens, and rounding with them.
+            moved, rounding = (weight - before[name]).norm(), 1e-6 * weight.norm()
+            assert (found[name] - weight).norm() <= 1e-4 * moved + rounding, name
     assert found.keys() <= theirs.state_dict().keys()
 
 
