@@ -105,21 +105,28 @@ class TrainingRun(ABC):
                 yield checkpoint, progress
 
     def score(self, checkpoint: Path, test_set: str) -> Score:
-        """Return the BLEU of a checkpoint on a test set; it is computed once for each search."""
+        """Return the BLEU of a checkpoint on a test set; it is computed once for each search.
+
+        The translations lie beside it, for `tformer compare`.
+        """
         text, search = self.config.data.test[test_set], self.config.decoding
         file = self.run.eval / f"{checkpoint.name}.{test_set}.json"
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if known.get("decoding") == asdict(search):
             return Score(**known["score"])
-        score = self.bleu(self.translator(checkpoint), text, search)
+        translations, score = self.bleu(self.translator(checkpoint), text, search)
+        write_text(file.with_suffix(".txt"), "".join(f"{line}\n" for line in translations))
         write_json(file, {"decoding": asdict(search), "score": asdict(score)})
         return score
 
-    def bleu(self, translator: Translator, text: ParallelText, search: DecodingConfig) -> Score:
-        """Return the BLEU of translations of a text."""
+    def bleu(
+        self, translator: Translator, text: ParallelText, search: DecodingConfig
+    ) -> tuple[list[str], Score]:
+        """Return the translations of a text and their BLEU."""
         sources, references = zip(*read_pairs(text.source, text.target), strict=True)
         metric = build_metric("bleu", self.config.evaluation, self.config.data.target_language)
-        return metric.score(translator.translate(sources, decoding=search), references)
+        translations = translator.translate(sources, decoding=search)
+        return translations, metric.score(translations, references)
 
 
 class Ours(TrainingRun):
@@ -215,7 +222,7 @@ class Marian(TrainingRun):
         if training.selection_metric == "loss":
             return -mean_nll(state.model, evaluation_store(text, self.tokenizers()))
         translator = self.translator_of(state.model)
-        return self.bleu(translator, text, training.validation_decoding).score
+        return self.bleu(translator, text, training.validation_decoding)[1].score
 
     def translator(self, checkpoint: Path) -> Translator:
         marian = build_marian(self.config, self.tokenizers())

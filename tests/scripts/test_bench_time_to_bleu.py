@@ -143,6 +143,8 @@ def test_score_is_that_of_tformer_eval(trained, capsys):
     (expected,) = json.loads(capsys.readouterr().out)["toy"]["scores"]
     assert score.score == expected["score"] > 0
     assert score.signature == expected["signature"]
+    found, theirs = (trained.run.eval / name for name in (f"{best.name}.toy.txt", "toy.hyp.txt"))
+    assert found.read_bytes() == theirs.read_bytes()
 
 
 def test_score_is_computed_anew_only_for_another_search(trained, monkeypatch):
