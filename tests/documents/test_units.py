@@ -88,6 +88,29 @@ def test_translate_counts_until_an_element_within_has_another(read):
     assert [segment.text for segment in read(content, "xlf").segments] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("around", "source", "expected"),
+    [
+        (' xml:space="preserve"', "<source>{}</source>", "<target>{}</target>"),
+        (
+            "",
+            '<source xml:space="preserve">{}</source>',
+            '<target xml:space="preserve">{}</target>',
+        ),
+        (' xml:space="preserve"', '<source xml:space="default">{}</source>', None),
+        ("", "<source>{}</source>", None),
+    ],
+)
+def test_line_breaks_of_xliff_stay_where_whitespace_counts(read, around, source, expected):
+    unit = "<xliff><file{}><trans-unit>{}{}</trans-unit></file></xliff>"
+    text = "\na  b\n <g>c\nd</g> &lt;\n"
+    target = "<target> A B <g>C D</g> &lt; </target>"
+    if expected:
+        target = expected.format(text.upper().replace("G>", "g>").replace("&LT;", "&lt;"))
+    written = upper(read(unit.format(around, source.format(text), ""), "xlf"))
+    assert written == unit.format(around, source.format(text), target)
+
+
 @pytest.mark.parametrize("mark", ['mtype="protected"', 'translate="no"'])
 def test_protected_text_stays(read, mark):
     source = f'a <mrk {mark}>no <g id="1">no</g></mrk> <mrk mtype="seg">b</mrk>'

@@ -11,10 +11,11 @@ Offsets = tuple[int, int]
 class Token(NamedTuple):
     """Text, or inline markup as the document has it.
 
-    A `point` is markup between two words. A `break` is one that no pair of tags goes around.
+    A run of whitespace of a `text` is one space; that of a `verbatim` text stays, for it may end a
+    line. A `point` is markup between two words. A `break` is one that no pair of tags goes around.
     """
 
-    kind: Literal["text", "open", "close", "point", "break"]
+    kind: Literal["text", "verbatim", "open", "close", "point", "break"]
     text: str
     name: str = ""  # of an element: a `close` ends the last `open` of its name
 
@@ -37,7 +38,7 @@ class Segment(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Iterable[Token]) -> "Segment":
-        """Join tokens; a run of whitespace is one space.
+        """Join tokens.
 
         A tag that is opened or closed elsewhere in the document is a tag between two words.
         """
@@ -47,8 +48,9 @@ class Segment(NamedTuple):
         parts, length = list[str](), 0
         tags, outer = list[Tag](), list[int]()
         for index, token in enumerate(tokens):
-            if token.kind == "text":
-                text = re.sub(r"[ \t\r\n\f]+", " ", token.text)
+            if token.kind in ("text", "verbatim"):
+                is_verbatim = token.kind == "verbatim"
+                text = token.text if is_verbatim else re.sub(r"[ \t\r\n\f]+", " ", token.text)
                 parts.append(text)
                 length += len(text)
             elif index in starts:

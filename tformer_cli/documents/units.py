@@ -47,7 +47,10 @@ def xliff_entries(content: Content) -> Iterator[Entry]:
             yield from _empty(content, source, target)
         else:
             end = (unit.first(f"{prefix}seg-source") or source).end
-            yield _entry(content, source, (end, end), f"<{prefix}target>", f"</{prefix}target>")
+            has_own = source.preserves and "xml:space" in source.attributes
+            space = ' xml:space="preserve"' if has_own else ""
+            opening = f"<{prefix}target{space}>"
+            yield _entry(content, source, (end, end), opening, f"</{prefix}target>")
 
 
 def _prefix(element: Element) -> str:
@@ -101,9 +104,9 @@ def _encode(opening: str, closing: str, segment: Segment) -> str:
 
 def _tokens(text: str, element: Element) -> Iterator[Token]:
     """Yield the text and the inline elements of an element."""
-    position = element.content_start
+    position, kind = element.content_start, "verbatim" if element.preserves else "text"
     for child in element.children:
-        yield from text_tokens(text[position : child.start])
+        yield from text_tokens(text[position : child.start], kind)
         raw, attributes = text[child.start : child.end], child.attributes
         keys = ("startRef", "i", "rid", "id")
         # What begins in an element must end in it.
@@ -122,7 +125,7 @@ def _tokens(text: str, element: Element) -> Iterator[Token]:
         else:
             yield Token("point", raw)
         position = child.end
-    yield from text_tokens(text[position : element.content_end])
+    yield from text_tokens(text[position : element.content_end], kind)
 
 
 def _is_protected(mark: Element) -> bool:

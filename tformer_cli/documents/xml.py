@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape, unescape
+from typing import Literal
 from xml.parsers import expat
 
 from tformer_cli.documents.segment import Content, Segment, Token
@@ -16,7 +17,10 @@ _NO_TEXT = re.compile(r"(<!--.*?-->|<\?.*?\?>)|<!\[CDATA\[(.*?)\]\]>", re.DOTALL
 
 @dataclass(slots=True)
 class Element:
-    """An element and the characters of its tags; `name` and attributes have their prefixes."""
+    """An element and the characters of its tags; `name` and attributes have their prefixes.
+
+    `preserves` is whether whitespace counts: `xml:space` of it, or of an element around it.
+    """
 
     name: str
     attributes: dict[str, str]
@@ -24,6 +28,7 @@ class Element:
     content_start: int
     content_end: int = 0
     end: int = 0
+    preserves: bool = False
     children: list["Element"] = field(default_factory=list)
 
     def iter(self) -> Iterator["Element"]:
@@ -48,14 +53,14 @@ def parse(content: Content) -> Element:
     return _Builder(content).root
 
 
-def text_tokens(raw: str) -> Iterator[Token]:
+def text_tokens(raw: str, kind: Literal["text", "verbatim"] = "text") -> Iterator[Token]:
     """Yield the text between two tags; comments and instructions are tokens of their own."""
     position = 0
     for match in _NO_TEXT.finditer(raw):
-        yield Token("text", unescape(raw[position : match.start()]))
-        yield Token("point", match[1]) if match[1] else Token("text", match[2])
+        yield Token(kind, unescape(raw[position : match.start()]))
+        yield Token("point", match[1]) if match[1] else Token(kind, match[2])
         position = match.end()
-    yield Token("text", unescape(raw[position:]))
+    yield Token(kind, unescape(raw[position:]))
 
 
 def escaped(text: str) -> str:
@@ -101,6 +106,8 @@ class _Builder:
             raise DataError(self.content.where(start), "is nested too deeply")
         tag = _TAG.match(self.content.text, start)
         element = Element(name, attributes, start, tag.end() if tag else start)
+        space = attributes.get("xml:space")
+        element.preserves = space == "preserve" if space else self._opened[-1].preserves
         self._opened[-1].children.append(element)
         self._opened.append(element)
 
