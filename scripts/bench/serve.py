@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 from cli import AsJson, Rounds, hardware, numbers_in, show
 from decode import pairs_to_translate
-from harness import aligned, log, median_and_range
+from harness import aligned, median_and_range, play_rounds
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import load_config
@@ -72,24 +72,24 @@ def measure(
         json.dumps({"text": source, "beam": beam}).encode()
         for source, _ in pairs_to_translate(config)
     ]
-    speeds: dict[int, list[float]] = {count: [] for count in counts}
-    latencies: dict[int, list[float]] = {count: [] for count in counts}
+    latencies: dict[str, list[float]] = {str(count): [] for count in counts}
     with server(folder, backend) as address:
         asyncio.run(ask(address, bodies, 1, min(seconds, 1.0)))
-        for number in range(1, rounds + 1):
-            for count in counts:
-                done, took = asyncio.run(ask(address, bodies, count, seconds))
-                speeds[count].append(len(done) / took)
-                latencies[count] += done
-                log(f"round {number}: {count} clients, {speeds[count][-1]:,.1f} requests/s")
+
+        def speed(clients: str) -> float:
+            done, took = asyncio.run(ask(address, bodies, int(clients), seconds))
+            latencies[clients] += done
+            return len(done) / took
+
+        speeds = play_rounds(latencies, rounds, speed, "requests/s")
         beside = asyncio.run(ask_disturbed(address, bodies[:NUM_SENTENCES], seconds))
     clients = {
-        str(count): {
+        count: {
             "requests_per_second": speeds[count],
-            "p50_ms": 1000 * median(latencies[count]),
-            "p99_ms": 1000 * sorted(latencies[count])[int(0.99 * len(latencies[count]))],
+            "p50_ms": 1000 * median(seconds_each),
+            "p99_ms": 1000 * sorted(seconds_each)[int(0.99 * len(seconds_each))],
         }
-        for count in counts
+        for count, seconds_each in latencies.items()
     }
     return {"clients": clients, "beside_disturbance": beside}
 
