@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 Offsets = tuple[int, int]
+TextKind = Literal["text", "verbatim"]
 
 
 class Token(NamedTuple):
@@ -15,7 +16,7 @@ class Token(NamedTuple):
     line. A `point` is markup between two words. A `break` is one that no pair of tags goes around.
     """
 
-    kind: Literal["text", "verbatim", "open", "close", "point", "break"]
+    kind: TextKind | Literal["open", "close", "point", "break"]
     text: str
     name: str = ""  # of an element: a `close` ends the last `open` of its name
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from xml.sax.saxutils import quoteattr
 
-from tformer_cli.documents.segment import Content, Entry, Offsets, Segment, Token
+from tformer_cli.documents.segment import Content, Entry, Offsets, Segment, TextKind, Token
 from tformer_cli.documents.xml import Element, encode_markup, parse, text_tokens
 
 # Inline elements around text, and those that begin and end what others are around.
@@ -104,7 +104,8 @@ def _encode(opening: str, closing: str, segment: Segment) -> str:
 
 def _tokens(text: str, element: Element) -> Iterator[Token]:
     """Yield the text and the inline elements of an element."""
-    position, kind = element.content_start, "verbatim" if element.preserves else "text"
+    position = element.content_start
+    kind: TextKind = "verbatim" if element.preserves else "text"
     for child in element.children:
         yield from text_tokens(text[position : child.start], kind)
         raw, attributes = text[child.start : child.end], child.attributes

@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape, unescape
-from typing import Literal
 from xml.parsers import expat
 
-from tformer_cli.documents.segment import Content, Segment, Token
+from tformer_cli.documents.segment import Content, Segment, TextKind, Token
 from tformer_cli.errors import DataError
 
 MAX_DEPTH = 256
@@ -53,7 +52,7 @@ def parse(content: Content) -> Element:
     return _Builder(content).root
 
 
-def text_tokens(raw: str, kind: Literal["text", "verbatim"] = "text") -> Iterator[Token]:
+def text_tokens(raw: str, kind: TextKind = "text") -> Iterator[Token]:
     """Yield the text between two tags; comments and instructions are tokens of their own."""
     position = 0
     for match in _NO_TEXT.finditer(raw):
