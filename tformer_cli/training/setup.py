@@ -99,7 +99,7 @@ class TrainingData:
         return prefetch(self._batches(state, state.progress), PREFETCHED_BATCHES)
 
     def _batches(self, state: TrainState, progress: TrainingProgress) -> Iterator[StepBatch]:
-        """Yield the batches of steps that succeed; after one that fails, a new call goes on."""
+        """Yield the batches of steps that succeed; after one that fails, a new call continues."""
         position, skipped = DataPosition(*progress.data_position), progress.skipped_batches
         num_bidirectional = (self.config.training.bidirectional_steps or 0) - progress.step
         if num_bidirectional > 0:
