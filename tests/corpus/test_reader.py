@@ -324,6 +324,14 @@ def refusal_of(read: Callable[[], object]) -> str:
             )
             for mark in (b"", b"\xef\xbb\xbf")
         ),
+        *(
+            (
+                "a.de",
+                "Öffne es.\n".encode(encoding),
+                f"is UTF-16, not plain text; convert it with `iconv -f {encoding} -t UTF-8`",
+            )
+            for encoding in ("UTF-16LE", "UTF-16BE")
+        ),
         ("a.tar", tarred(TEXT), "is a tar archive, not plain text; unpack it with `tar -xf`"),
         (
             "a.tar.gz",

@@ -33,6 +33,9 @@ _NO_TEXTS = {
     rb"\{\\rtf": ("an RTF document", _SAVE_TEXT),
     rb"\xd0\xcf\x11\xe0": ("a document of an old version of Office", _SAVE_TEXT),
     rb"WEBVTT(?!\S)": ("WebVTT", "convert it to SRT, as `ffmpeg -i a.vtt a.srt` does"),
+    # Without a byte order mark, ASCII in UTF-16 is valid UTF-8 with NULs.
+    rb"([^\x00]\x00){4}": ("UTF-16", "convert it with `iconv -f UTF-16LE -t UTF-8`"),
+    rb"(\x00[^\x00]){4}": ("UTF-16", "convert it with `iconv -f UTF-16BE -t UTF-8`"),
 }
 _SAVE_CELLS = "save it as CSV in UTF-8, or each language as plain text, one sentence a line"
 # By the ending of the name.
