@@ -15,7 +15,7 @@ import sacrebleu
 import torch
 from safetensors.torch import load_file
 from stepping import on_step
-from toy import CONFIG, write_languages
+from toy import CONFIG, MANY, MANY_TEXTS, write_languages
 from train_states import train_state
 
 from tformer_cli import Translator, calibrate, tune
@@ -468,6 +468,29 @@ def test_synthetic_text_names_its_languages(run, tmp_path, received, real, direc
     item = made.as_config()
     assert [item["source_language"], item["target_language"]] == direction.split()
     assert received == [[IDS["cc"], *ids_of("ab cd", run), EOS]]
+
+
+@pytest.mark.parametrize(("real", "direction"), [("source", "cc aa"), ("target", "aa cc")])
+def test_synthetic_text_names_the_source_language_that_is_chosen_alone(tmp_path, real, direction):
+    texts = """\
+  source_language: bb
+  target_language: aa
+  train:
+    - {source: train.bb, target: train.aa}
+    - {source: train.cc, target: train.aa, source_language: cc}
+  valid: {source: valid.bb, target: valid.aa}
+"""
+    file = write_languages(tmp_path / "data", config=MANY.replace(MANY_TEXTS, texts))
+    teacher = trained(file, tmp_path / "teacher", *SHORT)
+    made = synthesize(
+        [teacher.path],
+        tmp_path / "data" / "valid.cc",
+        tmp_path / "out",
+        real=real,
+        source_language="cc",
+    )
+    item = made.as_config()
+    assert [item["source_language"], item["target_language"]] == direction.split()
 
 
 def test_synthetic_text_without_its_language_is_refused_before_it_is_begun(run, tmp_path):

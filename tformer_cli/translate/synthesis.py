@@ -159,7 +159,7 @@ def synthesize(
         workers=workers,
         log=log,
     )
-    if to is not None:
+    if (to, source_language) != (None, None):
         languages = models.translators[0].direction.languages[:: 1 if real == "source" else -1]
         sides = replace(sides, source_language=languages[0], target_language=languages[1])
     made_from = {
