@@ -18,7 +18,7 @@ from stepping import on_step
 from toy import CONFIG, MANY, MANY_TEXTS, write_languages
 from train_states import train_state
 
-from tformer_cli import Translator, calibrate, tune
+from tformer_cli import Translator, calibrate, report, tune
 from tformer_cli.api import evaluate, score
 from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.data import DataConfig, SamplingConfig
@@ -456,6 +456,20 @@ def test_a_server_has_the_direction_it_is_given_or_all(run):
         assert translator.translate(texts) == expected
         assert translator.engine is every.translator.engine
         assert every.into((source, target)) is translator
+
+
+def test_a_report_counts_rare_words_in_the_sources_of_their_language(run, config_file):
+    folder = config_file.parent
+    counts = Counter((folder / "train.bb").read_text().lower().split())
+    lines = (folder / "valid.bb").read_text().lower().splitlines()
+    rarest = [min(counts[word] for word in line.split()) for line in lines]
+    expected = {
+        "0": sum(count == 0 for count in rarest),
+        "1 to 9": sum(0 < count < 10 for count in rarest),
+    }
+    made = report(run.path, split="valid.bb-aa")
+    buckets = {name: scores["bleu"][0].score for name, scores in made.by_frequency.items()}
+    assert {name: score.num_sentences for name, score in buckets.items()} == expected
 
 
 @pytest.mark.parametrize(("real", "direction"), [("source", "aa cc"), ("target", "cc aa")])

@@ -71,8 +71,8 @@ class Report:
         text: name of the text.
         scores: by metric.
         by_length: scores by the number of words of the source, by metric.
-        by_frequency: scores by how often the rarest word of the source occurs in the training text;
-            empty if that is not there.
+        by_frequency: scores by how often the rarest word of the source occurs in the training
+            sources of its language; empty if the training text is not there.
         terms: what became of numbers, addresses, placeholders, names and negations.
         reliability: how far confidences are from quality, by text; empty if the run is not
             calibrated.
@@ -361,7 +361,9 @@ def _bucket_tables(
     if data is not None and all(
         file.is_file() for text in data.train for file in text.files.values()
     ):
-        training = (line for line, _ in read_texts(data.train))
+        # Words of other languages may be written alike.
+        texts = [text for text in data.train if data.direction_of(text)[0] == source]
+        training = (line for line, _ in read_texts(texts))
         counts = analysis.count_words(training, lines.sources, source)
         by_frequency = analysis.frequency_buckets(lines.sources, counts, source)
     return _scores(by_length, statistics), _scores(by_frequency, statistics)

@@ -29,8 +29,8 @@ def breakdowns(
     tables = [Breakdown(f"Length of the {side}", note, _plain(by_length))]
     if by_frequency:
         note = (
-            "By how often the rarest word of the source occurs in the training text, or in the "
-            f"first {MAX_COUNTED:,} lines of it."
+            "By how often the rarest word of the source occurs in the training sources of its "
+            f"language, or in the first {MAX_COUNTED:,} lines of them."
         )
         tables.append(Breakdown("Rarest word", note, _plain(by_frequency)))
     return tables
