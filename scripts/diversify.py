@@ -56,9 +56,11 @@ def diversify(
         The run folder of the last model.
 
     Raises:
-        TformerError: as for `train` and `synthesize`.
+        TformerError: the corpus has several directions, or is not in two text files; or as for
+            `train` and `synthesize`.
     """
-    originals = [text for text in config.data.train if isinstance(text, TrainingText)]
+    _check(config)
+    originals = config.data.train
     texts = list(originals)
     for direction, real in DIRECTIONS.items():
         own = config if direction == "forward" else reversed_config(config)
@@ -76,6 +78,25 @@ def diversify(
     tell(f"{final}: training on {len(texts)} texts")
     data = replace(last.data, train=tuple(texts))
     return train(replace(last, data=data), final, device=device)
+
+
+def _check(config: Config) -> None:
+    """Refuse a corpus that cannot be reversed, or has no side to translate."""
+    data = config.data
+    if config.model.kind == "masked_encoder":
+        what = "must be a model that translates"
+        raise UsageError("model.kind", what, got=config.model.kind)
+    if len(data.directions) > 1:
+        got = ", ".join(map(" -> ".join, data.directions))
+        remedy = "write a config for each"
+        raise UsageError("data.train", "must be of one direction", got=got, remedy=remedy)
+    if isinstance(data.valid, tuple):
+        raise UsageError("data.valid", "must be a text, not a list", remedy="name one")
+    for key, text in data.texts().items():
+        if not isinstance(text, ParallelText):
+            got = str(text.source_file)
+            remedy = "write each side into a file"
+            raise UsageError(f"data.{key}", "must be two text files", got=got, remedy=remedy)
 
 
 def reversed_config(config: Config) -> Config:
@@ -180,9 +201,6 @@ def main(
     """
     config = load_config(file, settings or ())
     last = load_config(file, [*(settings or ()), *(last_settings or ())])
-    if config.model.kind == "masked_encoder":
-        what = "must be a model that translates"
-        raise UsageError("model.kind", what, got=config.model.kind)
     folder = folder or RUNS / f"{file.stem}-diversified"
     final = diversify(config, last, folder, num_teachers, device)
     suggest("compare", folder / "forward-1", final)

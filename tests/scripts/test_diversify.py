@@ -7,10 +7,11 @@ from pathlib import Path
 
 import diversify
 import pytest
-from toy import CONFIG, write_toy
+from toy import CONFIG, write_languages, write_toy
 
 from tformer_cli import Translator
 from tformer_cli.config.load import load_config
+from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,39 @@ def test_a_model_of_the_other_direction_has_all_sides_exchanged(tmp_path):
     assert (again.data, again.tokenizer) == (config.data, config.tokenizer)
     # A tokenizer that lowercases the target asks for it.
     assert (config.evaluation.bleu.lowercase, reverse.evaluation.bleu.lowercase) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("{source: train.src, target: train.tgt}", "{pairs: a.tsv}", "data.train.0: must be two"),
+        ("{source: test.src, target: test.tgt}", "{pairs: a.tsv}", "data.test.toy: must be two"),
+        (
+            "{source: valid.src, target: valid.tgt}",
+            "[{source: valid.src, target: valid.tgt}]",
+            "data.valid: must be a text, not a list; name one",
+        ),
+    ],
+)
+def test_a_corpus_that_cannot_be_reversed_is_refused_before_a_training(tmp_path, old, new, message):
+    file = toy_config(tmp_path)
+    (tmp_path / "a.tsv").write_text("a\tb\n")
+    file.write_text(file.read_text().replace(old, new))
+    config = load_config(file)
+    with pytest.raises(UsageError, match=message):
+        diversify.diversify(config, config, tmp_path / "new", 1, "cpu")
+    assert not (tmp_path / "new").exists()
+
+
+def test_several_directions_are_refused_before_a_training(tmp_path):
+    config = load_config(write_languages(tmp_path))
+    with pytest.raises(UsageError) as raised:
+        diversify.diversify(config, config, tmp_path / "new", 1, "cpu")
+    assert str(raised.value) == (
+        "data.train: must be of one direction (aa -> bb, bb -> aa, aa -> cc); "
+        "write a config for each"
+    )
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
