@@ -1,4 +1,7 @@
+import bz2
+import gzip
 import json
+import lzma
 import os
 import re
 import shlex
@@ -8,6 +11,7 @@ import sys
 
 import pytest
 import sacrebleu
+import yaml
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
@@ -113,6 +117,32 @@ def test_another_text_is_scored_by_source_and_reference(toy_run, tformer):
     assert other["loss"] == own["loss"]
 
 
+@pytest.mark.parametrize("words", [(), ("--split", "test")])
+def test_a_config_without_a_test_set_is_said_to_have_none(toy_run, tformer, tmp_path, words):
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    text = yaml.safe_load((run / "config.yaml").read_text())
+    text["data"]["test"] = {}
+    (run / "config.yaml").write_text(yaml.safe_dump(text))
+    result = tformer("eval", run, *words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("--split: the config has no test set")
+    assert result.stderr.endswith("; choose from: valid\n")
+
+
+@pytest.mark.parametrize(("ending", "module"), [(".gz", gzip), (".xz", lzma), (".bz2", bz2)])
+def test_a_command_is_printed_if_sacrebleu_reads_the_references(
+    toy_run, tformer, tmp_path, ending, module
+):
+    data = toy_run.parent / "data"
+    reference = tmp_path / f"references{ending}"
+    reference.write_bytes(module.compress((data / "valid.tgt").read_bytes()))
+    files = ("--source", data / "valid.src", "--reference", reference)
+    (content,) = json.loads(tformer("eval", toy_run, *files, "--json").stdout).values()
+    printed = [printed_by(command)["score"] for command in content["sacrebleu"]]
+    scores = [score["score"] for score in content["scores"]]
+    assert printed == (pytest.approx(scores, abs=1e-6) if ending == ".gz" else [])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -120,6 +150,7 @@ def test_another_text_is_scored_by_source_and_reference(toy_run, tformer):
             ("--split", "tset"),
             "--split: the config has no such split (tset); choose from: valid, toy",
         ),
+        (("--split", ""), "--split: the config has no such split (); choose from: valid, toy"),
         (("--source", "x"), "--reference: --source and --reference go together; add --reference"),
         (
             ("--source", "x", "--reference", "y", "--split", "toy"),

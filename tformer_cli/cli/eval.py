@@ -98,6 +98,7 @@ def evaluate(
     run_directory = chosen_run(run, checkpoint)
 
     from tformer_cli import api
+    from tformer_cli.corpus.lines import COMPRESSIONS
     from tformer_cli.evaluation.evaluate import hypothesis_file
     from tformer_cli.translate.options import SearchOptions
 
@@ -130,10 +131,12 @@ def evaluate(
     results = {}
     for name, evaluation in evaluations.items():
         file = hypothesis_file(run_directory, name)
-        # sacrebleu reads references from a text file alone.
-        is_plain = isinstance(evaluation.text, ParallelText)
         target = relative(evaluation.text.target_file)
-        commands = [metric.command(target, file) for metric in evaluation.metrics if is_plain]
+        # sacrebleu reads references from a text file alone, plain or gzip.
+        is_readable = isinstance(evaluation.text, ParallelText) and (
+            target.suffix == ".gz" or target.suffix not in COMPRESSIONS
+        )
+        commands = [metric.command(target, file) for metric in evaluation.metrics if is_readable]
         results[name] = evaluation.as_json() | {"hypotheses": str(file), "sacrebleu": commands}
         if not as_json:
             tell(f"{name}: {_description(evaluation)}\ntranslations: {file}")

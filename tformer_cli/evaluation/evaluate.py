@@ -333,7 +333,8 @@ def texts_of_split(
     splits |= {"test": test, "valid": valid}
     texts = test if split is None else splits.get(split)
     if not texts:
-        what = "the config has no such split" if split else "the config has no test set"
+        is_test = split in (None, "test")
+        what = "the config has no test set" if is_test else "the config has no such split"
         names = ", ".join({"valid": "", **valid, **test})
         raise UsageError("`split`", what, got=split, remedy=f"choose from: {names}")
     for file in itertools.chain.from_iterable(text.files.values() for text in texts.values()):
