@@ -134,6 +134,13 @@ def test_legend_tells_folders_of_one_name_apart():
     assert legend(draw_curves(runs, "step")) == ["a/run", "b/run", "other", "training"]
 
 
+@pytest.mark.parametrize("suffix", MAGIC)
+def test_a_run_whose_name_is_not_utf8_is_drawn(tmp_path, suffix):
+    figure = draw_curves([history("runs/a\udcff\n", length=3)], "step")
+    save_figure(figure, tmp_path / f"curves{suffix}")
+    assert legend(figure) == [r"a\udcff\n", "training"]
+
+
 @pytest.mark.parametrize("name", ["_first", "$x$", r"50%_$\frac$"])
 def test_legend_takes_names_literally(tmp_path, name):
     figure = draw_curves([History(Path(name), PLAIN.curves)], "step")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tformer_cli.errors import CheckpointError, UsageError
+from tformer_cli.errors import CheckpointError, UsageError, printable
 from tformer_cli.storage.atomic import atomic_write, parse_json
 from tformer_cli.storage.run_directory import RunDirectory
 
@@ -217,7 +217,8 @@ def _draw_legend(figure: "Figure", histories: Sequence[History]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **_line(number, "")) for number in range(len(histories))]
-    labels = _labels([history.run for history in histories])
+    # Names need not be UTF-8.
+    labels = list(map(printable, _labels([history.run for history in histories])))
     for name, label in (("train_loss", "training"), ("valid_loss", "validation")):
         if any(name in history.curves for history in histories):
             handles.append(Line2D([], [], **_line(0, name) | {"color": GRAY}))
