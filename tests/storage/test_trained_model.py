@@ -206,10 +206,17 @@ def test_the_fingerprint_is_of_all_that_translates_and_of_nothing_else(toy_run, 
     config = files.config
     searching = replace(config, decoding=replace(config.decoding, max_length=7), seed=9)
     assert replace(files, config=searching).fingerprint == files.fingerprint
-    # That of the source decides where its terms and its words are.
-    for language in ("source_language", "target_language"):
-        japanese = replace(config, data=replace(config.data, **{language: "ja"}))
-        assert replace(files, config=japanese).fingerprint != files.fingerprint
+    fingerprints = {files.fingerprint}
+    # The language of the source decides where its terms and its words are.
+    for changes in (
+        {"source_language": "ja"},
+        {"target_language": "ja"},
+        {"prefixes": {"target": "to target: "}},
+        {"prefixes": {"target": "into target: "}},
+    ):
+        other = replace(config, data=replace(config.data, **changes))
+        assert replace(files, config=other).fingerprint not in fingerprints
+        fingerprints.add(replace(files, config=other).fingerprint)
     assert find_model(run, "step-000144").fingerprint != files.fingerprint
     # The same weights in a plain folder, and others.
     plain.path.mkdir()

@@ -20,7 +20,7 @@ from train_states import train_state
 
 from tformer_cli import Translator, calibrate, report, tune
 from tformer_cli.api import evaluate, score
-from tformer_cli.config.load import as_plain, load_config
+from tformer_cli.config.load import as_plain, load_config, to_yaml
 from tformer_cli.config.schema.data import DataConfig, SamplingConfig
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.fields import check
@@ -470,6 +470,20 @@ def test_a_report_counts_rare_words_in_the_sources_of_their_language(run, config
     made = report(run.path, split="valid.bb-aa")
     buckets = {name: scores["bleu"][0].score for name, scores in made.by_frequency.items()}
     assert {name: score.num_sentences for name, score in buckets.items()} == expected
+
+
+def test_saved_translations_into_another_language_are_not_used(run, tmp_path):
+    copy = shutil.copytree(run.path, tmp_path / "run")
+    evaluate(copy, split="aa-cc")
+    messages: list[str] = []
+    report(copy, split="aa-cc", log=messages.append)
+    assert messages == []
+    config = load_config(copy / "config.yaml")
+    text = replace(config.data.test["aa-cc"], target_language="bb")
+    data = replace(config.data, test={"aa-cc": text})
+    (copy / "config.yaml").write_text(to_yaml(as_plain(replace(config, data=data))))
+    report(copy, split="aa-cc", log=messages.append)
+    assert messages == [f"{copy}: translating aa-cc"]
 
 
 @pytest.mark.parametrize(("real", "direction"), [("source", "aa cc"), ("target", "cc aa")])

@@ -14,7 +14,7 @@ from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.config.schema.text import Bitext, PlainText, Text
+from tformer_cli.config.schema.text import Bitext, Direction, PlainText, Text
 from tformer_cli.corpus.held_out import overlap_warnings
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.reader import read_texts
@@ -147,7 +147,8 @@ class Evaluator:
         and for lines without loss.
         """
         config = self.translator.config
-        translator = self.translator.into(*config.data.direction_of(text)[::-1])
+        languages = config.data.direction_of(text)
+        translator = self.translator.into(*languages[::-1])
         store = evaluation_store(
             text,
             translator.tokenizers,
@@ -193,7 +194,7 @@ class Evaluator:
             text=text,
             metrics=tuple(metrics),
             fingerprint=translation_fingerprint(
-                self.fingerprints, text, search, mbr, self.precision, hypotheses
+                self.fingerprints, text, languages, search, mbr, self.precision, hypotheses
             ),
         )
 
@@ -232,14 +233,16 @@ def evaluate_texts(
 def translation_fingerprint(
     models: tuple[str, ...],
     text: Bitext,
+    languages: Direction,
     decoding: DecodingConfig,
     mbr: MBR | None,
     precision: torch.dtype,
     hypotheses: tuple[str, ...],
 ) -> str:
     """Return a hash of translations and of all that determined them; models by fingerprint."""
-    content = (models, file_checksum(text.source_file), decoding, mbr, precision, hypotheses)
-    return hashlib.sha256(f"{content!r}{text.reading}".encode()).hexdigest()
+    source = file_checksum(text.source_file), text.reading
+    content = (models, source, languages, decoding, mbr, precision, hypotheses)
+    return hashlib.sha256(f"{content!r}".encode()).hexdigest()
 
 
 def save_evaluation(evaluation: Evaluation, run: RunDirectory, name: str) -> None:
@@ -263,8 +266,11 @@ def saved_hypotheses(
         hypotheses = tuple(read_lines(hypothesis_file(files.run, name)))
     except (OSError, ValueError, KeyError, TypeError, DataError):
         return None
-    models, decoding = (files.fingerprint,), files.config.decoding
-    expected = translation_fingerprint(models, text, decoding, None, precision, hypotheses)
+    config = files.config
+    models, languages = (files.fingerprint,), config.data.direction_of(text)
+    expected = translation_fingerprint(
+        models, text, languages, config.decoding, None, precision, hypotheses
+    )
     return hypotheses if fingerprint == expected else None
 
 

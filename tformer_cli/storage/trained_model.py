@@ -77,7 +77,9 @@ class ModelFiles:
         data = self.config.data
         languages = itertools.chain(*data.directions)
         limits = (data.filters.max_length, self.max_source_sentences)
-        shape = (self.config.model, *limits, *languages)
+        # What was calibrated or exported without prefixes stays valid.
+        prefixes = () if data.prefixes is None else (data.prefixes,)
+        shape = (self.config.model, *limits, *languages, *prefixes)
         file = MODEL_FILE if self.quantization is None else EXPORT_FILE
         weights = (
             file_checksum(self.directory / file)
