@@ -70,8 +70,9 @@ def diversify(
             tell(f"{teacher}: training")
             teachers.append(train(replace(own, seed=own.seed + number), teacher, device=device))
         for index, text in enumerate(originals):
-            # What fewer teachers have written is another text.
-            prefix = folder / f"{direction}-text-{index}-by-{num_teachers}"
+            # What fewer teachers have written is another text. In the config of the last run,
+            # which names it, a relative path would begin at that run.
+            prefix = folder.absolute() / f"{direction}-text-{index}-by-{num_teachers}"
             synthetic = translated(text, teachers, prefix, real, device)
             texts.append(replace(text, source=synthetic.source, target=synthetic.target))
     final = folder / "final"

@@ -74,7 +74,9 @@ def test_several_directions_are_refused_before_a_training(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_last_model_is_trained_on_the_corpus_and_on_what_both_directions_write(tmp_path):
+def test_the_last_model_is_trained_on_the_corpus_and_on_what_both_directions_write(
+    tmp_path, monkeypatch
+):
     file = toy_config(tmp_path / "data")
     config, last = load_config(file), load_config(file, ["model.dropout=0.3"])
     folder = tmp_path / "new"
@@ -104,12 +106,17 @@ def test_the_last_model_is_trained_on_the_corpus_and_on_what_both_directions_wri
         assert [each.seed for each in configs] == [config.seed + 1, config.seed + 2]
         assert [each.model for each in configs] == [config.model, config.model]
 
-    # The same call changes nothing.
+    # The same call changes nothing, nor does it from within the folder.
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*-text-*")}
     steps = (final / "last").read_text()
     assert diversify.diversify(config, last, folder, 2, "cpu") == final
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*-text-*")} == before
     assert (final / "last").read_text() == steps
+    config_file = RunDirectory(final).config_file
+    written = config_file.read_text()
+    monkeypatch.chdir(tmp_path)
+    diversify.diversify(config, last, Path("new"), 2, "cpu")
+    assert config_file.read_text() == written
 
 
 @pytest.mark.slow
