@@ -472,6 +472,25 @@ def test_a_report_counts_rare_words_in_the_sources_of_their_language(run, config
     assert {name: score.num_sentences for name, score in buckets.items()} == expected
 
 
+def test_an_ensemble_that_numbers_a_language_differently_is_refused(run, tmp_path):
+    other = shutil.copytree(run.path, tmp_path / "other")
+    config = load_config(other / "config.yaml")
+    bb, aa, cc = config.data.train
+    data = replace(config.data, train=(bb, replace(cc, tags=()), aa))
+    (other / "config.yaml").write_text(to_yaml(as_plain(replace(config, data=data))))
+    for call in (
+        lambda: evaluate(run.path, split="aa-cc", ensemble=[other]),
+        lambda: Translator.load(run.path, to="cc", ensemble=[other]).translate(["ab"]),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert str(caught.value) == (
+            "`ensemble`: has runs that number this target language differently (cc); "
+            "name runs with the same target languages in the same order"
+        )
+    assert Translator.load(run.path, to="bb", ensemble=[other]).translate(["ab"])
+
+
 def test_saved_translations_into_another_language_are_not_used(run, tmp_path):
     copy = shutil.copytree(run.path, tmp_path / "run")
     evaluate(copy, split="aa-cc")

@@ -35,6 +35,7 @@ from tformer_cli.storage.atomic import file_checksum, read_json, write_json, wri
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, load_ensemble
 from tformer_cli.translate.options import MBR
+from tformer_cli.translate.preprocess import common_tags
 from tformer_cli.translate.translator import Translator
 
 # Pairs of the training text with which a test set is compared, which takes two seconds.
@@ -125,6 +126,7 @@ class Evaluator:
             workers=workers,
             max_source_sentences=first.max_source_sentences,
         )
+        translator.tags = common_tags([each.config.data.tags for each in trained])
         fingerprints = tuple(each.files.fingerprint for each in trained if each.files is not None)
         return cls(models, translator, dtype, first.step, fingerprints)
 

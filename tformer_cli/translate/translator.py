@@ -131,8 +131,17 @@ class Translator:
         return other
 
     def tag_ids(self, tags: Sequence[str] = ()) -> tuple[int, ...]:
-        """Return the ids that each source begins with: those of a language, and tags."""
+        """Return the ids that each source begins with: those of a language, and tags.
+
+        Raises:
+            UsageError: a tag is unknown, no target language is chosen, or the runs of an ensemble
+                number it differently.
+        """
         ids, names = self.direction.start_of_source(tags)
+        if set(names) - {*tags, *self.tags}:
+            what = "has runs that number this target language differently"
+            remedy = "name runs with the same target languages in the same order"
+            raise UsageError("`ensemble`", what, got=self.direction.languages[1], remedy=remedy)
         return (*ids, *self.preprocessor.encode_tags(names, self.tags))
 
     def __repr__(self) -> str:
