@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import sacrebleu
 from pages import Reader
 
 from tformer_cli import compare
@@ -405,6 +406,27 @@ def test_runs_with_different_metrics_are_refused_unless_an_option_unites_them(ru
     content = json.loads(tformer("compare", one, other, "--lowercase", "--json").stdout)
     assert "|case:lc|" in content["scores"]["bleu"][0]["score"]["signature"]
     assert tformer("compare", one, other, "--chrf").exit_code == 0
+
+
+def test_a_page_needs_no_common_chrf_unless_it_is_asked_for(runs, tformer, tmp_path):
+    one, other = runs
+    change(other, "word_order: 0", "word_order: 2")
+    result = tformer("compare", one, other)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{other}: has another chrf than {one} (--chrf-word-order 2 and --chrf-word-order 0); "
+        "leave the metric out\n",
+    )
+    file = tmp_path / "page.html"
+    result = tformer("compare", one, other, "--bleu", "--output", file)
+    assert result.exit_code == 0, result.stderr
+    content = Reader(file.read_text(encoding="utf-8")).content()
+    for sentence in content["sentences"]:
+        (reference,) = sentence["references"]
+        assert sentence["scores"] == [
+            round(sacrebleu.sentence_chrf("".join(segments), [reference]).score, 1)
+            for segments in sentence["hypotheses"]
+        ]
 
 
 def test_the_text_is_the_only_test_set_or_valid_or_has_to_be_named(runs, toy_run, tformer):

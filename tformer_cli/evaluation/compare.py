@@ -307,10 +307,11 @@ def common_metrics(
     for run, other in zip(runs[1:], others, strict=True):
         for expected, metric in zip(first, other, strict=True):
             if metric.options != expected.options:
+                common = "pass `tokenize` or `lowercase` for all, or " * (metric.name == "bleu")
                 raise UsageError(
                     str(run.run.path),
                     f"has another {metric.name} than {runs[0].run.path}",
                     got=f"{' '.join(metric.options)} and {' '.join(expected.options)}",
-                    remedy="pass `tokenize` or `lowercase` for all, or leave the metric out",
+                    remedy=f"{common}leave the metric out",
                 )
     return first

@@ -309,11 +309,11 @@ def _text(config: Config, split: str | None) -> tuple[str, Bitext]:
 def _sentence_scores(
     name: str, lines: Lines, statistics: Sequence[Statistics], runs: Sequence[ModelFiles]
 ) -> list[list[float]]:
-    """Return chrF by line, for each system."""
+    """Return chrF by line, for each system; that of the first run, unless it is a metric."""
     for each in statistics:
         if each.metric.name == "chrf":
             return each.sentence_scores()
-    (chrf,) = common_metrics(["chrf"], runs, name)
+    (chrf,) = common_metrics(["chrf"], runs[:1], name)
     return chrf.statistics(lines.systems, lines.references).sentence_scores()
 
 
