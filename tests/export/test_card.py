@@ -100,6 +100,16 @@ def test_network_is_there_as_a_config_has_it(model):
     assert list(config) == ["seed", "tokenizer", "model", "training", "decoding"]
 
 
+def test_names_that_are_not_utf8_are_escaped(model):
+    scores = {"news\udcff.en": SCORES["flickr"]}
+    page = model_card(model, FORM, replace(CARD, name="a\udcffb"), scores)
+    assert page.encode().decode() == page
+    assert "# a\\udcffb\n" in page
+    assert "| news\\udcff.en | BLEU |" in page
+    (result,) = front_matter(page)["model-index"][0]["results"]
+    assert result["dataset"]["name"] == "news\udcff.en"
+
+
 def test_without_scores_the_page_says_how_to_get_some(model):
     page = model_card(model, FORM, CARD, {})
     assert "None yet: `tformer eval` before the export puts them here." in page

@@ -58,7 +58,7 @@ def model_card(
     config = trained.config
     versions = {"tformer": __version__, "torch": torch.__version__, **form.versions()}
     matter = _front_matter(trained, form, card, scores)
-    return filled(
+    page = filled(
         "card.md",
         front_matter=yaml.safe_dump(matter, sort_keys=False, allow_unicode=True),
         name=card.name,
@@ -82,6 +82,8 @@ def model_card(
         if card.license == UNKNOWN_LICENSE
         else card.license,
     )
+    # Names of files need not be UTF-8.
+    return page.encode(errors="backslashreplace").decode()
 
 
 def _front_matter(
