@@ -36,6 +36,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import find_model
 from tformer_cli.training import trainer as training
 from tformer_cli.training.setup import config_and_run
+from tformer_cli.translate.backend import find_files
 from tformer_cli.translate.options import MBR, SearchOptions
 from tformer_cli.translate.score import ScoredPair, score_pairs
 from tformer_cli.translate.translator import Translator
@@ -340,7 +341,7 @@ def score(
         >>> sum(pair.log_prob for pair in pairs)  # doctest: +SKIP
 
     Args:
-        run: the run folder.
+        run: the run folder, or one for CTranslate2, as `Translator.load` takes it.
         source: source text, plain or .gz.
         target: its translation, line by line.
         to: target language, of a model that has several.
@@ -360,6 +361,8 @@ def score(
     files = Path(source), Path(target)
     if not has_pipe(*files):
         on_start(sum(1 for _ in read_pairs(*files)))
+    # Of an export, CTranslate2 alone reads the weights.
+    is_export = find_files(RunDirectory(Path(run)), checkpoint).quantization is not None
     translator = Translator.load(
         run,
         to=to,
@@ -368,7 +371,7 @@ def score(
         checkpoint=checkpoint,
         device=device,
         precision=precision,
-        backend="native",
+        backend="auto" if is_export else "native",
     )
     return score_pairs(
         translator.engine.scorer,

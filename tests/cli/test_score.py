@@ -250,6 +250,16 @@ def test_a_checkpoint_is_scored_by_its_own_weights(toy_run, tformer, files):
     assert len(outputs) == len(names) > 1
 
 
+def test_an_export_for_ctranslate2_scores_as_its_run(toy_run, tformer, files):
+    pytest.importorskip("ctranslate2")
+    (folder,) = (toy_run / "exports").glob("*-ctranslate2-*-float32")
+    result = tformer("score", folder, *files)
+    assert (result.exit_code, result.stderr) == (0, "")
+    own = tformer("score", toy_run, *files).stdout.split()
+    found = list(map(float, result.stdout.split()))
+    assert found == pytest.approx(list(map(float, own)), abs=1e-4)
+
+
 def test_python_and_command_line_score_alike(toy_run, tformer, files):
     translator = Translator.load(toy_run)
     found = list(translator.score(*zip(*PAIRS, strict=True)))
