@@ -103,8 +103,8 @@ def _check(config: Config) -> None:
 def reversed_config(config: Config) -> Config:
     """Return the config of a model that translates the other way.
 
-    It begins with no other run: that one translates the config's way. Its BLEU is that of its own
-    target language.
+    It begins with no other run, which translates the config's way, so all its weights are trained.
+    Its BLEU is that of its own target language.
     """
     data, tokenizer, bleu = config.data, config.tokenizer, config.evaluation.bleu
     sides = {
@@ -126,7 +126,7 @@ def reversed_config(config: Config) -> Config:
             test={name: reversed_text(text) for name, text in data.test.items()},
         ),
         tokenizer=replace(tokenizer, **sides),
-        training=replace(config.training, init_from=None),
+        training=replace(config.training, init_from=None, freeze=()),
     )
 
 

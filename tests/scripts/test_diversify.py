@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import diversify
@@ -38,6 +39,13 @@ def test_a_model_of_the_other_direction_has_all_sides_exchanged(tmp_path):
     assert (again.data, again.tokenizer) == (config.data, config.tokenizer)
     # A tokenizer that lowercases the target asks for it.
     assert (config.evaluation.bleu.lowercase, reverse.evaluation.bleu.lowercase) == (False, True)
+
+
+def test_a_model_of_the_other_direction_trains_all_its_weights(tmp_path):
+    config = load_config(toy_config(tmp_path), ["training.freeze=[encoder]"])
+    config = replace(config, training=replace(config.training, init_from=tmp_path))
+    training = diversify.reversed_config(config).training
+    assert (training.init_from, training.freeze) == (None, ())
 
 
 @pytest.mark.parametrize(
