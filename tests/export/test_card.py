@@ -128,23 +128,29 @@ def written(run: RunDirectory, name: str, **changes) -> None:
     (run.eval / f"{name}.json").write_text(json.dumps(content))
 
 
-def test_scores_are_those_of_the_run_alone(tmp_path):
-    run = RunDirectory(tmp_path)
-    assert known_scores(run) == {}
-    written(run, "flickr")
-    written(run, "ensemble", num_models=2)
+def files_of(folder: Path) -> SimpleNamespace:
+    return SimpleNamespace(run=RunDirectory(folder), fingerprint="own")
+
+
+def test_scores_are_those_of_the_model_alone(tmp_path):
+    files = files_of(tmp_path)
+    assert known_scores(files) == {}
+    written(files.run, "flickr", models=["own"])
+    written(files.run, "earlier")
+    written(files.run, "other", models=["other"])
+    written(files.run, "ensemble", num_models=2, models=["own", "other"])
     expected = [Score("BLEU", 30.0, "s", 5), Score("TER", 30.0, "s", 5)]
-    assert known_scores(run) == {"flickr": expected}
+    assert known_scores(files) == {"earlier": expected, "flickr": expected}
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"scores": [{"name": "BLEU"}]}'])
 def test_damaged_evaluation_is_named(content, tmp_path):
-    run = RunDirectory(tmp_path)
-    run.eval.mkdir()
-    file = run.eval / "flickr.json"
+    files = files_of(tmp_path)
+    files.run.eval.mkdir()
+    file = files.run.eval / "flickr.json"
     file.write_text(content)
     with pytest.raises(CheckpointError) as raised:
-        known_scores(run)
+        known_scores(files)
     message = str(raised.value)
     assert message.startswith(f"{file}: is no evaluation (")
     assert message.endswith("; remove it, or run `tformer eval` again")

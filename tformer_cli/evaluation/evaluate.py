@@ -54,6 +54,7 @@ class Evaluation:
         mbr: minimum-Bayes-risk decoding, if any.
         num_models: models of the ensemble; 1 without one.
         step: optimizer steps of the (first) checkpoint.
+        models: fingerprints of the files of the models, if they have some.
         text: source and references.
         metrics: what computed the scores.
         fingerprint: hash of the translations and of all that determined them.
@@ -66,6 +67,7 @@ class Evaluation:
     mbr: MBR | None
     num_models: int
     step: int
+    models: tuple[str, ...]
     text: Bitext
     metrics: tuple[Metric, ...]
     fingerprint: str
@@ -82,6 +84,7 @@ class Evaluation:
             "decoding": asdict(self.decoding),
             "mbr": None if self.mbr is None else asdict(self.mbr),
             "num_models": self.num_models,
+            "models": self.models,
             "fingerprint": self.fingerprint,
         }
 
@@ -193,6 +196,7 @@ class Evaluator:
             mbr=mbr,
             num_models=len(self.models),
             step=self.step,
+            models=self.fingerprints,
             text=text,
             metrics=tuple(metrics),
             fingerprint=translation_fingerprint(

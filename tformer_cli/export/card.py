@@ -14,8 +14,7 @@ from tformer_cli.errors import CheckpointError
 from tformer_cli.evaluation.metrics import Score
 from tformer_cli.export.format import Format, filled
 from tformer_cli.storage.atomic import read_json
-from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.storage.trained_model import ModelFiles, TrainedModel
 
 CARD_FILE = "README.md"
 UNKNOWN_LICENSE = "unknown"
@@ -32,13 +31,17 @@ class Card:
     checks: Sequence[str]
 
 
-def known_scores(run: RunDirectory) -> dict[str, list[Score]]:
-    """Return the scores of each test set that `tformer eval` left in a run, without ensembles."""
+def known_scores(files: ModelFiles) -> dict[str, list[Score]]:
+    """Return the scores of a model for each test set, as `tformer eval` left them in its run.
+
+    Those of ensembles and of other checkpoints are left out. Earlier versions noted no model.
+    """
+    own = [files.fingerprint]
     scores: dict[str, list[Score]] = {}
-    for file in sorted(run.eval.glob("*.json")):
+    for file in sorted(files.run.eval.glob("*.json")):
         try:
             evaluation = read_json(file)
-            if evaluation.get("num_models", 1) > 1:
+            if evaluation.get("num_models", 1) > 1 or evaluation.get("models", own) != own:
                 continue
             for score in evaluation["scores"]:
                 name, signature = str(score["name"]), str(score["signature"])

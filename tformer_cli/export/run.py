@@ -85,7 +85,8 @@ def export_run(
     form = build_format(format, quantization)
     text = _check_text(trained, check_file, check_lines)
     references = _references(trained, text) if check_file is None and not form.is_exact else None
-    scores = known_scores(run)
+    assert trained.files is not None, "it was loaded from a run"
+    scores = known_scores(trained.files)
     with form.written(trained, folder) as temporary:
         checks = check_export(trained, form, temporary, text, on_done=on_done)
         if references is not None:
