@@ -183,6 +183,10 @@ def test_check_warns_of_what_is_no_language(folder: Path) -> None:
     assert warnings("--set", "data.target_language=German") == [
         "data.target_language: is not an ISO code (German); write en, for instance"
     ]
+    text = "{source: valid.en, target: valid.de, source_language: English}"
+    assert warnings("--set", f"data.test={{own: {text}, other: {text}}}") == [
+        "data.test.own.source_language: is not an ISO code (English); write en, for instance"
+    ]
     Path("x.yaml").write_text(
         CONFIG.replace("  source_language: en\n  target_language: de\n", ""), encoding="utf-8"
     )

@@ -211,11 +211,16 @@ def config_warnings(
 
 def _language_warnings(config: Config) -> Iterator[Problem]:
     data = config.data
-    for number, side in enumerate(("source", "target")[: data.train[0].num_sides]):
-        for language in dict.fromkeys(direction[number] for direction in data.directions):
+    for side in ("source_language", "target_language")[: data.train[0].num_sides]:
+        keys: dict[str, str] = {}  # where each language is named first
+        for name, text in data.texts().items():
+            if own := getattr(text, side, None):
+                keys.setdefault(own, f"data.{name}.{side}")
+            else:
+                keys.setdefault(getattr(data, side), f"data.{side}")
+        for language, key in keys.items():
             if not is_language_code(language):
-                remedy = "write en, for instance"
-                yield Problem(f"data.{side}_language", "is not an ISO code", language, remedy)
+                yield Problem(key, "is not an ISO code", language, "write en, for instance")
     for text in data.valid_texts.values():
         if not isinstance(text, PlainText):
             yield from _tokenizer_warnings(config, text)
