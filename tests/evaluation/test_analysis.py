@@ -169,6 +169,7 @@ def test_negations_are_compared_where_both_languages_are_known():
     added = terms("I know", "Ich weiß", "Ich weiß nichts")["negations"]
     assert (added.num_lost, added.added) == (0, (Finding(0, ("nichts",)),))
     assert "negations" not in terms("I don't", "知らない", "知る", ("en", "ja"))
+    assert "negations" in terms("I don't", "Nein", "Ja", ("eng_Latn", "deu_Latn"))
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=6))

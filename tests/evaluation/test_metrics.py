@@ -63,7 +63,11 @@ def test_score_equals_the_command_line_printed_beside_it(name, config, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("language", "tokenizer"), [("de", "13a"), ("zh", "zh"), ("zh_CN", "zh"), ("source", "13a")]
+    ("language", "tokenizer"),
+    [
+        *(("de", "13a"), ("zh", "zh"), ("zh_CN", "zh"), ("source", "13a")),
+        *(("deu_Latn", "13a"), ("cmn", "zh"), ("yue_Hant", "zh")),
+    ],
 )
 def test_auto_tokenizer_goes_by_the_target_language(language, tokenizer):
     metric = build_metric("bleu", EvaluationConfig(), language)

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.text.language import is_language_code, language_of_name, language_of_script
+from tformer_cli.text.language import (
+    base_language,
+    is_language_code,
+    language_of_name,
+    language_of_script,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +82,23 @@ def test_iso_codes(code: str) -> None:
 )
 def test_words_that_are_no_iso_codes(word: str) -> None:
     assert not is_language_code(word)
+
+
+@pytest.mark.parametrize(
+    ("code", "language"),
+    [
+        ("pt_BR", "pt"),
+        ("zh-Hans", "zh"),
+        ("zho_Hant", "zh"),
+        ("cmn", "zh"),
+        ("kor_Hang", "ko"),
+        ("eng_Latn", "en"),
+        ("arb_Arab", "ar"),
+        ("nob_Latn", "nb"),
+        ("yue_Hant", "yue"),
+        ("ace_Arab", "ace"),
+        ("xx", "xx"),
+    ],
+)
+def test_codes_of_a_language_are_told_as_one(code: str, language: str) -> None:
+    assert base_language(code) == language

@@ -23,7 +23,11 @@ from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.text.language import base_language, is_language_code, language_of_script
 
 # sacrebleu's tokenizers for languages without whitespace between words.
-TOKENIZERS_BY_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+TOKENIZERS_BY_LANGUAGE = {
+    **dict.fromkeys(("zh", "yue", "wuu"), "zh"),
+    "ja": "ja-mecab",
+    "ko": "ko-mecab",
+}
 # The extra of this package that a tokenizer needs.
 TOKENIZER_EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 

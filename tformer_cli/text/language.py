@@ -100,17 +100,36 @@ def is_language_code(text: str) -> bool:
     return code is not None and (len(code[1]) == 3 or code[1].lower() in _CODES)
 
 
-# Codes of three letters, as in NLLB, of languages without whitespace between words.
-_TWO_LETTERS = dict(
-    pair.split(":")
-    for pair in ["bod:bo", "dzo:dz", "jpn:ja", "khm:km", "lao:lo", "mya:my", "tha:th", "zho:zh"]
+# Codes of ISO 639-3, as NLLB has them, and of ISO 639-1 for the same language or its macrolanguage.
+_TWO_LETTERS: dict[str, str] = dict(
+    re.findall(
+        r"(\w+):(\w+)",
+        """
+    aar:aa abk:ab afr:af aka:ak als:sq amh:am ara:ar arb:ar arg:an asm:as ava:av ave:ae aym:ay
+    aze:az azj:az bak:ba bam:bm bel:be ben:bn bis:bi bod:bo bos:bs bre:br bul:bg cat:ca ces:cs
+    cha:ch che:ce chu:cu chv:cv cmn:zh cor:kw cos:co cre:cr cym:cy dan:da deu:de div:dv dzo:dz
+    ekk:et ell:el eng:en epo:eo est:et eus:eu ewe:ee fao:fo fas:fa fij:fj fin:fi fra:fr fry:fy
+    ful:ff gaz:om gla:gd gle:ga glg:gl glv:gv grn:gn guj:gu hat:ht hau:ha hbs:sh heb:he her:hz
+    hin:hi hmo:ho hrv:hr hun:hu hye:hy ibo:ig ido:io iii:ii iku:iu ile:ie ina:ia ind:id ipk:ik
+    isl:is ita:it jav:jv jpn:ja kal:kl kan:kn kas:ks kat:ka kau:kr kaz:kk khk:mn khm:km kik:ki
+    kin:rw kir:ky kom:kv kon:kg kor:ko kua:kj kur:ku lao:lo lat:la lav:lv lim:li lin:ln lit:lt
+    ltz:lb lub:lu lug:lg lvs:lv mah:mh mal:ml mar:mr mkd:mk mlg:mg mlt:mt mon:mn mri:mi msa:ms
+    mya:my nau:na nav:nv nbl:nr nde:nd ndo:ng nep:ne nld:nl nno:nn nob:nb nor:no npi:ne nya:ny
+    oci:oc oji:oj ori:or orm:om ory:or oss:os pan:pa pbt:ps pes:fa pli:pi plt:mg pol:pl por:pt
+    pus:ps que:qu roh:rm ron:ro run:rn rus:ru sag:sg san:sa sin:si slk:sk slv:sl sme:se smo:sm
+    sna:sn snd:sd som:so sot:st spa:es sqi:sq srd:sc srp:sr ssw:ss sun:su swa:sw swe:sv swh:sw
+    tah:ty tam:ta tat:tt tel:te tgk:tg tgl:tl tha:th tir:ti ton:to tsn:tn tso:ts tuk:tk tur:tr
+    twi:tw uig:ug ukr:uk urd:ur uzb:uz uzn:uz ven:ve vie:vi vol:vo wln:wa wol:wo xho:xh ydd:yi
+    yid:yi yor:yo zha:za zho:zh zsm:ms zul:zu
+    """,
+    )
 )
 
 
 def base_language(code: str) -> str:
-    """Return a code without script and region, in small letters: `pt` of `pt_BR`.
+    """Return a code without script and region, in small letters: `pt` of `pt_BR` and `por_Latn`.
 
-    `zho_Hans` is `zh`, as are other codes whose texts have no whitespace between words.
+    It has two letters if ISO 639-1 has the language.
     """
     main = code.lower().replace("_", "-").split("-")[0]
     return _TWO_LETTERS.get(main, main)
