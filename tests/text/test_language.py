@@ -9,6 +9,7 @@ from tformer_cli.text.language import (
     is_language_code,
     language_of_name,
     language_of_script,
+    scripts_of,
 )
 
 
@@ -102,3 +103,8 @@ def test_words_that_are_no_iso_codes(word: str) -> None:
 )
 def test_codes_of_a_language_are_told_as_one(code: str, language: str) -> None:
     assert base_language(code) == language
+
+
+@pytest.mark.parametrize(("code", "other"), [("zho_Hans", "zh"), ("rus", "ru"), ("deu", "de")])
+def test_codes_of_a_language_have_its_scripts(code: str, other: str) -> None:
+    assert scripts_of(code) == scripts_of(other) != frozenset()

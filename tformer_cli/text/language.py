@@ -141,8 +141,8 @@ def scripts_of(code: str) -> frozenset[str]:
     None for a language that is unknown, is written in several scripts, or whose code names a
     script other than simplified or traditional Chinese.
     """
-    code = code.lower().replace("_", "-")
-    language, *parts = code.split("-")
+    language = base_language(code)
+    _, *parts = code.lower().replace("_", "-").split("-")
     scripts = {script for script, only in _LANGUAGE_OF_SCRIPT.items() if only == language}
     scripts |= {name for name, all_in in _LANGUAGES_OF_SCRIPT.items() if language in all_in.split()}
     has_script = any(len(part) == 4 and part not in ("hans", "hant") for part in parts)
