@@ -141,6 +141,7 @@ def test_a_command_is_printed_if_sacrebleu_reads_the_references(
     printed = [printed_by(command)["score"] for command in content["sacrebleu"]]
     scores = [score["score"] for score in content["scores"]]
     assert printed == (pytest.approx(scores, abs=1e-6) if ending == ".gz" else [])
+    assert "" not in tformer("eval", toy_run, *files).stdout.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,8 @@ def evaluate(
         commands = [metric.command(target, file) for metric in evaluation.metrics if is_readable]
         results[name] = evaluation.as_json() | {"hypotheses": str(file), "sacrebleu": commands}
         if not as_json:
-            tell(f"{name}: {_description(evaluation)}\ntranslations: {file}")
-            tell("\n".join(f"reproduce with: {command}" for command in commands))
+            lines = [f"{name}: {_description(evaluation)}", f"translations: {file}"]
+            tell("\n".join([*lines, *(f"reproduce with: {command}" for command in commands)]))
     if as_json:
         typer.echo(json.dumps(results, indent=2, ensure_ascii=False))
     else:
