@@ -94,6 +94,15 @@ def test_a_beam_of_1_is_greedy_search_once(toy_run):
     assert [one.decoding.kind for one in tuning.trials] == ["beam", "greedy"]
 
 
+def test_a_size_that_the_search_forbids_is_refused_before_the_first_trial(toy_run, tmp_path):
+    groups = BeamConfig(beam_size=2, num_beam_groups=2, max_length=20)
+    run = run_with(groups, toy_run, tmp_path / "run")
+    done: list[int] = []
+    with pytest.raises(TformerError, match="num_beam_groups: must divide beam_size 3"):
+        tune(run, beam_sizes=[2, 3], device="cpu", backend="native", on_done=done.append)
+    assert done == []
+
+
 def test_test_sets_are_not_read(toy_run, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(toy_run.parent / "data", data)

@@ -140,6 +140,12 @@ def tune_search(
     for all length penalties but 0. `on_done` is called with the number of lines of each trial
     whenever some are done; `on_warning` as by a translator, once for each problem.
     """
+    own = translator.config.decoding
+    default = own.beam_size if isinstance(own, BeamConfig) else BeamConfig().beam_size
+    # A size that the other keys of the search forbid is refused before the first trial.
+    searches = [
+        SearchOptions(beam_size=size).apply(translator.config) for size in beam_sizes or (default,)
+    ]
     cached = copy.copy(translator)
     cached.engine = translator.engine.with_cache()
     read = [_ValidationText.read(text, cached, metric) for text in texts]
@@ -164,11 +170,8 @@ def tune_search(
                 hypotheses[search], trials[search] = translated, Trial(search, Score.mean(scores))
         return best_trial([trials[search] for search in tried])
 
-    own = translator.config.decoding
     try_all([own])
-    default = own.beam_size if isinstance(own, BeamConfig) else BeamConfig().beam_size
-    for size in beam_sizes or (default,):
-        search = SearchOptions(beam_size=size).apply(translator.config)
+    for search in searches:
         if not isinstance(search, BeamConfig):
             try_all([search])
             continue
