@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -257,6 +258,19 @@ def test_the_shortest_translation_is_as_short_as_it_may_be(kind):
         found = search_requests(tables, searches[kind](rules), inputs)
         assert [len(best.token_ids) for best, *_ in found] == expected
         assert all(best.finished for best, *_ in found)
+
+
+@pytest.mark.parametrize("kind", searches)
+def test_ratios_of_lengths_leave_out_the_token_of_a_language(kind):
+    tables = random_tables(6, sentences=3, vocab_size=V)
+    inputs = [replace(each, start=(2,)) for each in asked([([2] * n, (), ()) for n in (0, 1, 3)])]
+    for last, rules in ((60.0, {"min_length_ratio": 2.0}), (-60.0, {"max_length_ratio": 2.0})):
+        # Whoever may end does, or ends only at the limit.
+        tables[:, :, END] = last
+        found = search_requests(tables, searches[kind](rules), inputs)
+        lengths = [len(best.token_ids) - 1 for best, *_ in found]
+        # At the limit the last token stands where EOS had room.
+        assert lengths == ([2, 4, 8] if last > 0 else [3, 5, 9])
 
 
 @pytest.mark.parametrize("kind", searches)

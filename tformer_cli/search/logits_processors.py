@@ -58,11 +58,15 @@ class LogitsProcessor:
         """Return the minimum length, without EOS, and the maximum length, with EOS."""
         config = self.config
         source_length = len(request.source) - request.num_tags - 1
+        # The token of a language is no part of what a source is compared with.
+        num_start = len(request.start)
         maximum = config.max_length
         if config.max_length_ratio is not None:
-            maximum = min(maximum, math.ceil(config.max_length_ratio * source_length) + 1)
+            longest = num_start + math.ceil(config.max_length_ratio * source_length)
+            maximum = min(maximum, longest + 1)
         maximum = max(maximum, len(request.forced) + sum(map(len, request.required)) + 1)
-        minimum = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
+        shortest = num_start + math.ceil(config.min_length_ratio * source_length)
+        minimum = max(config.min_length, shortest)
         return min(minimum, maximum - 1), maximum
 
     def suppress(self, logits: Tensor, sequences: Sequences) -> None:
