@@ -17,7 +17,7 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, Greed
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.corpus.batch import collate
 from tformer_cli.corpus.store_builder import training_store
-from tformer_cli.errors import TformerError
+from tformer_cli.errors import TformerError, UsageError
 from tformer_cli.export.argos import ArgosFormat
 from tformer_cli.export.check import CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
@@ -154,6 +154,27 @@ def test_alignments_count_the_words_of_a_translation_without_its_language(parity
 def test_an_empty_line_has_the_empty_translation(parity):
     (pair,) = parity.translator.score([""], [""])
     assert (pair.tokens, pair.token_log_probs) == (("</s>",), (0.0,))
+
+
+def test_the_token_of_a_language_has_a_learned_position_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    save_m2m(tmp_path / "mbart", "mbart")
+    ours = read_m2m(tmp_path / "mbart")
+    most = ours.config.model.max_length - 2
+    line, search = " ".join(TARGETS) * 9, GreedyConfig(max_length=3)
+    for limit in (most, most + 1):
+        limited = Translator.from_model(
+            ours.model, ours.tokenizers, ours.config, torch.device("cpu"), max_source_length=limit
+        )
+        if limit == most:
+            assert limited.translate([line], decoding=search) != [""]
+            continue
+        with pytest.raises(UsageError) as caught:
+            limited.translate([line], decoding=search)
+        assert str(caught.value) == (
+            f"`max_source_length`: must be at most {most}, since each line begins with the token "
+            f"of its language ({limit}); lower it"
+        )
 
 
 def test_a_step_of_training_is_theirs(parity, tmp_path):

@@ -232,19 +232,26 @@ class Preprocessor:
             return more
         return request
 
-    def encode_tags(self, names: Sequence[str], known: Sequence[str]) -> Ids:
-        """Return the ids of tags; `known` are those of the model, by id.
+    def encode_tags(self, names: Sequence[str], known: Sequence[str], first: Ids = ()) -> Ids:
+        """Return the ids that a source begins with: `first`, those of its language, and tags.
+
+        `known` are the tags of the model, by id.
 
         Raises:
             UsageError: the model does not know a tag, or has too few learned positions.
         """
-        ids = tag_ids(names, known)
+        ids = (*first, *tag_ids(names, known))
         needed = self.max_source_length + len(ids) + 1
-        if self.max_positions is not None and needed > self.max_positions:
-            what = f"leaves a line fewer than {self.max_source_length + 1} learned positions"
-            remedy = f"lower `max_source_length` by {needed - self.max_positions}"
-            raise UsageError("`tags`", what, got=", ".join(names), remedy=remedy)
-        return ids
+        if self.max_positions is None or needed <= self.max_positions:
+            return ids
+        if not names:
+            most = self.max_positions - len(ids) - 1
+            what = f"must be at most {most}, since each line begins with the token of its language"
+            got = str(self.max_source_length)
+            raise UsageError("`max_source_length`", what, got=got, remedy="lower it")
+        what = f"leaves a line fewer than {self.max_source_length + 1} learned positions"
+        remedy = f"lower `max_source_length` by {needed - self.max_positions}"
+        raise UsageError("`tags`", what, got=", ".join(names), remedy=remedy)
 
     def encode_banned(self, phrases: Sequence[str]) -> list[Ids]:
         """Return the ids of phrases, at the beginning of a translation and within it."""

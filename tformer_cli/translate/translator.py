@@ -142,7 +142,7 @@ class Translator:
             what = "has runs that number this target language differently"
             remedy = "name runs with the same target languages in the same order"
             raise UsageError("`ensemble`", what, got=self.direction.languages[1], remedy=remedy)
-        return (*ids, *self.preprocessor.encode_tags(names, self.tags))
+        return self.preprocessor.encode_tags(names, self.tags, ids)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.description})"
