@@ -54,6 +54,17 @@ def translate(toy_run, tformer, source, target, monkeypatch):
     return call
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--nbest", 9), ("--ban", ""), ("--repair", "--nbest", 2), ("--mbr", "chrf", "--beam", 1)],
+)
+def test_wrong_options_are_refused_before_an_output_begins(words, translate, target):
+    refused = translate("--resume", *words)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(words[0])
+    assert not target.parent.exists()
+
+
 def interrupt(translate, target: Path, num_calls: int = 22) -> int:
     """Kill a translation after some windows; return the number of lines that are done."""
     assert killed(lambda: translate("--resume"), num_calls)

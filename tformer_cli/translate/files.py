@@ -120,11 +120,13 @@ def translate_text(
         num_lines = count_input_lines(files.source, files.prefixes, files.constraints)
         options["name"] = str(files.source)
     translator = load()
-    # Faults of the options are found before a prompt, or an output.
-    translator.tag_ids(options.get("tags", ()))
     search = resolve_search(options.get("decoding"), translator.config)
     options["decoding"] = search
     options["terminology"] = read_terminology(files.terminology, translator.direction.languages[0])
+    has_phrases = files.constraints is not None
+    # Faults of the options are found before a prompt, or an output.
+    for _ in translator.translate_windows((), count, has_phrases=has_phrases, **options):
+        pass
     if isinstance(outputs, Path):
         assert isinstance(files.source, Path), "a document is a file"
         return translate_document(
@@ -150,7 +152,7 @@ def translate_text(
             partial(
                 translator.translate_windows,
                 count=count,
-                has_phrases=files.constraints is not None,
+                has_phrases=has_phrases,
                 **options,
             ),
             _windows(files, translator, num_done, world.size),
