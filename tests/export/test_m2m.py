@@ -277,6 +277,18 @@ def test_other_languages_are_named_when_lines_are_translated(parity):
     assert [[x for x in row if x != "</s>"] for row in found] == list(map(parity.named, expected))
 
 
+def test_a_chosen_source_language_stays_where_another_target_is_named(parity):
+    source, target = FAMILIES[parity.name].languages[::-1]
+    languages = parity.translator.direction.targets
+    (other, *_) = [each for each in languages if each not in (source, target)]
+    chosen = parity.translator.into(None, source)
+    search = GreedyConfig(max_length=LONGEST)
+    expected = parity.translator.into(other, source).translate(WORDS, decoding=search)
+    assert chosen.translate(WORDS, to=other, decoding=search) == expected
+    # But it is no source of itself.
+    assert chosen.into(source).direction.languages[0] != source
+
+
 def test_shards_are_the_same_model_and_a_run_is_what_was_read(folder, tmp_path):
     whole = read_m2m(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)

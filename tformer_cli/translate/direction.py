@@ -20,12 +20,14 @@ class TranslationDirection:
         tokenizers: of the model.
         languages: source and target language.
         to: target language that was chosen, if any.
+        source: source language that was chosen, if any.
     """
 
     data: DataConfig = field(compare=False)
     tokenizers: Tokenizers = field(compare=False)
     languages: Direction
     to: str | None = None
+    source: str | None = None
 
     @classmethod
     def first(cls, data: DataConfig, tokenizers: Tokenizers) -> Self:
@@ -41,8 +43,8 @@ class TranslationDirection:
     def into(self, to: str | None, source: str | None = None) -> Self:
         """Return the direction into a target language; None for the one at present.
 
-        The source language is by default that of all training texts into it, or of `data` if they
-        have several.
+        The source language is by default one that was chosen before, unless that is the target; or
+        that of all training texts into it, or of `data` if they have several.
 
         Raises:
             UsageError: one of them is no language of the model.
@@ -56,7 +58,9 @@ class TranslationDirection:
         if isinstance(self.tokenizers.source, M2MTokenizer) and not is_known:
             what, remedy = "is no source language of the model", _choose_from(self.targets)
             raise UsageError("`source_language`", what, got=source, remedy=remedy)
-        return replace(self, languages=(source or own, target), to=to or self.to)
+        before = self.source if self.source != target else None
+        languages = (source or before or own, target)
+        return replace(self, languages=languages, to=to or self.to, source=source or self.source)
 
     def start_of_source(self, tags: Sequence[str] = ()) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the ids that each source begins with, and the tags behind them.
