@@ -400,6 +400,13 @@ def test_a_line_of_several_sentences_is_translated_as_its_sentences(toy_run, tfo
         result = tformer("translate", toy_run, *whole, stdin="ab cd. fed. bca\n")
         (found,) = result.stdout.splitlines()
         assert (result.stderr, found != " ".join(rest[:3])) == ("", True)
+    words = ("--max-source-sentences", 3, "--long-lines", "truncate")
+    result = tformer("translate", toy_run, *words, stdin="ab cd. fed. bca\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--max-source-sentences: has no effect on --long-lines truncate (3); "
+        "leave one of them out\n",
+    )
 
 
 def test_a_run_that_counted_no_sentences_translates_lines_as_they_are(toy_run, tformer, tmp_path):

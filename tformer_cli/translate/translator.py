@@ -26,6 +26,7 @@ from tformer_cli.translate.direction import TranslationDirection
 from tformer_cli.translate.inspector import Inspector, Retry
 from tformer_cli.translate.line_search import LineSearch
 from tformer_cli.translate.options import (
+    LEAVE_ONE_OUT,
     MBR,
     LineLimits,
     SearchOptions,
@@ -195,8 +196,14 @@ class Translator:
         tune_allocator()
         runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
         files = find_files(runs[0], checkpoint)
-        if limits.get("max_source_sentences") is None:
+        max_sentences = limits.get("max_source_sentences")
+        long_lines = limits.get("long_lines", "split")
+        if max_sentences is None:
             limits["max_source_sentences"] = files.max_source_sentences
+        elif long_lines != "split":
+            what = f'has no effect on `long_lines="{long_lines}"`'
+            got = str(max_sentences)
+            raise UsageError("`max_source_sentences`", what, got=got, remedy=LEAVE_ONE_OUT)
         options = checkpoint, device, precision, backend, quantization, workers
         loaded = load_engine(runs, files, *options, log=log)
         rated = cache(partial(load_confidence, files, log))
