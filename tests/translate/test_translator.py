@@ -233,6 +233,22 @@ def test_scores_of_pieces_make_those_of_the_line(translator):
     assert first.score > second.score > third.score
 
 
+def test_each_sample_of_a_piece_is_in_one_translation_of_its_line(translator):
+    lines, search = 9 * ["abc. defg."], SampleConfig()
+    found = [[best.text for best in line] for line in translator.nbest(lines, 3, decoding=search)]
+    for texts in found:
+        first, second = zip(*map(str.split, texts), strict=True)
+        assert sorted(first) == [".cba", "ba", "cba"]
+        assert sorted(second) == [".gfed", "fed", "gfed"]
+    # A good sample of one piece has no better sample of the other than chance gives.
+    assert len(set(map(tuple, found))) > 2
+    again = translator.nbest(lines, 3, decoding=search)
+    assert [[best.text for best in line] for line in again] == found
+    for line in translator.nbest(lines, 3, decoding=search):
+        scores = [best.score for best in line]
+        assert scores == sorted(scores, reverse=True)
+
+
 @pytest.mark.parametrize("ends", [[True], [False], [True, True], [False, True], [True, False]])
 def test_a_line_is_finished_where_all_its_pieces_are(translator, ends):
     pieces = [replace(EMPTY, finished=finished) for finished in ends]

@@ -5,10 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.schema.decoding import DecodingConfig, SampleConfig
 from tformer_cli.search.engine import Engine, Hypothesis, OnDone, OnWarning, Request
 from tformer_cli.translate.options import MBR
-from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
+from tformer_cli.translate.postprocess import (
+    Postprocessor,
+    Translation,
+    best_combinations,
+    sample_combinations,
+)
 
 if TYPE_CHECKING:
     from tformer_cli.search.teacher_forcing import Aligner
@@ -63,7 +68,11 @@ class LineSearch:
             on_draft=self.postprocessor.draft_lines(requests, on_draft) if on_draft else None,
         )
         ranked = (self._rerank(candidates, mbr) for candidates in hypotheses)
-        chosen = [best_combinations([next(ranked) for _ in line], count) for line in requests]
+        by_line = [(line, [next(ranked) for _ in line]) for line in requests]
+        if mbr is None and isinstance(search, SampleConfig):
+            chosen = [sample_combinations(*line) for line in by_line]
+        else:
+            chosen = [best_combinations(candidates, count) for _, candidates in by_line]
         return list(self.postprocessor.decode_lines(requests, chosen, self.aligner))
 
     def _rerank(self, hypotheses: list[Hypothesis], mbr: MBR | None) -> list[Hypothesis]:

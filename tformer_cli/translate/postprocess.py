@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
@@ -182,3 +183,19 @@ def best_combinations(
         )
         best = heapq.nlargest(count, pairs, key=lambda pair: pair[0])
     return [combination for _, combination in best]
+
+
+def sample_combinations(
+    requests: Sequence[Request], pieces: Sequence[Sequence[Hypothesis]]
+) -> list[tuple[Hypothesis, ...]]:
+    """Return independent samples of a line, those with the highest sums of scores first.
+
+    Each has another sample of each piece, at random, by the numbers of the requests. The best
+    combinations would share the most probable samples.
+    """
+    shuffled = [
+        random.Random(request.number).sample(samples, len(samples))
+        for request, samples in zip(requests, pieces, strict=True)
+    ]
+    combinations = zip(*shuffled, strict=True)
+    return sorted(combinations, key=lambda parts: -sum(part.score for part in parts))
