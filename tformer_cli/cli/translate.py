@@ -119,7 +119,11 @@ def translate(
     tags: TagOption = None,
     banned: Annotated[
         list[str] | None,
-        typer.Option("--ban", help="Word or phrase that no translation contains; repeatable."),
+        typer.Option(
+            "--ban",
+            help="Word or phrase that no translation contains, as the target tokenizer spells it; "
+            "repeatable.",
+        ),
     ] = None,
     constraints_file: Annotated[
         Path | None,
