@@ -192,17 +192,17 @@ def test_damaged_export_is_one_line(run, tformer):
         ),
         (
             ("--ban", "A"),
-            "--ban: has no exact counterpart in CTranslate2; use another --backend",
+            "--ban: has no exact counterpart in CTranslate2; use the run with --backend native",
         ),
         (
             ("--beam", "5", "--mbr", "chrf", "--set", "decoding.patience=0.5"),
             "decoding.patience: leaves CTranslate2 fewer than the 5 requested translations of a "
-            "line (0.5); raise it, or use another --backend",
+            "line (0.5); raise it, or use the run with --backend native",
         ),
         (
             ("--set", "decoding={kind: sample}"),
             "decoding.kind: has no exact counterpart in CTranslate2 (sample); "
-            "use another --backend",
+            "use the run with --backend native",
         ),
     ],
 )
@@ -221,7 +221,7 @@ def test_demands_are_refused_before_a_line_has_any(run, tformer, tmp_path, optio
     result = tformer("translate", run, *BACKEND, *files)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"{option}: has no exact counterpart in CTranslate2; use another --backend\n"
+        f"{option}: has no exact counterpart in CTranslate2; use --backend native\n"
     )
 
 

@@ -18,6 +18,7 @@ from tformer_cli.export.ctranslate2_engine import (
     BATCHES_AHEAD,
     MAX_BATCH,
     MIN_BATCH,
+    OTHER_ENGINE,
     TRIAL_SHARE,
     TRIALS,
     Trials,
@@ -208,7 +209,7 @@ def test_an_end_token_that_is_certain_leaves_numbers(theirs, requests, monkeypat
 def test_searches_that_it_does_otherwise_are_refused(theirs, requests, search, message):
     with pytest.raises(UsageError) as raised:
         theirs.translate(requests, search)
-    assert str(raised.value) == f"{message}; use another `engine`"
+    assert str(raised.value) == f"{message}; {OTHER_ENGINE}"
 
 
 @pytest.mark.parametrize(("patience", "most"), [(0.5, 3), (0.3, 2), (0.05, 0)])
@@ -221,7 +222,7 @@ def test_more_translations_than_patience_leaves_are_refused(theirs, requests, pa
         theirs.translate(requests, search, nbest=most + 1)
     assert str(raised.value) == (
         f"decoding.patience: leaves CTranslate2 fewer than the {most + 1} requested translations "
-        f"of a line ({patience}); raise it, or use another `engine`"
+        f"of a line ({patience}); raise it, or {OTHER_ENGINE}"
     )
 
 
@@ -237,7 +238,7 @@ def test_demands_that_it_cannot_meet_are_refused(theirs, request_, where):
     with pytest.raises(UsageError) as raised:
         theirs.translate([request_], GreedyConfig())
     assert str(raised.value) == (
-        f"{where}: has no exact counterpart in CTranslate2; use another `engine`"
+        f"{where}: has no exact counterpart in CTranslate2; {OTHER_ENGINE}"
     )
 
 

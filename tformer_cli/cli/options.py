@@ -151,7 +151,6 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
     "banned": "--ban",
     "beam_size": "--beam",
     "count": "--nbest",
-    "engine": "--backend",
     "hosts": "--allow-host",
     "num_candidates": "--candidates",
     "origins": "--allow-origin",

@@ -331,7 +331,7 @@ def _check_usage(
         for option, file in inputs.items():
             if option != "--input" and file is not None:
                 what = "has no exact counterpart in CTranslate2"
-                raise UsageError(option, what, remedy="use another --backend")
+                raise UsageError(option, what, remedy="use --backend native")
     if is_parallel or resume:
         reject_pipes(inputs)
 

@@ -55,6 +55,8 @@ TINY = 1e-12
 SINUSOIDAL_ROWS = 4096
 # Search keys that CTranslate2 implements alike.
 SHARED_KEYS = frozenset({"kind", "max_length", "beam_size", "length_penalty", "patience"})
+# An export has no other engine.
+OTHER_ENGINE = 'use the run with `backend="native"`'
 # Arguments that CTranslate2 does not implement alike, by the field of a request.
 CONSTRAINTS = {
     "prefix": "`prefixes`",
@@ -168,7 +170,7 @@ class CTranslate2Engine(Engine):
         if nbest > beam.enough:
             # With too few finished hypotheses our search continues, and CTranslate2 does not start.
             what = f"leaves CTranslate2 fewer than the {nbest} requested translations of a line"
-            remedy = "raise it, or use another `engine`"
+            remedy = f"raise it, or {OTHER_ENGINE}"
             raise UsageError("decoding.patience", what, got=f"{beam.patience:g}", remedy=remedy)
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
@@ -346,5 +348,4 @@ def shrinking_batches(indices: Sequence[int], num_threads: int) -> Iterator[Sequ
 def no_counterpart(where: str, got: str | None = None) -> UsageError:
     """Return the error of what CTranslate2 does not implement alike."""
     what = "has no exact counterpart in CTranslate2"
-    remedy = "use another `engine`"
-    return UsageError(where, what, got=got, remedy=remedy)
+    return UsageError(where, what, got=got, remedy=OTHER_ENGINE)
