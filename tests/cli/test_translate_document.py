@@ -118,4 +118,9 @@ def test_a_hyphen_is_stdin_and_stdout(toy_run, tformer, film):
     plain = tformer("translate", toy_run, stdin="ab cd\n")
     result = tformer("translate", toy_run, "-i", "-", "-o", "-", stdin="ab cd\n")
     assert (result.exit_code, result.stdout) == (0, plain.stdout)
-    assert list(film.parent.iterdir()) == [film]
+    output = film.parent / "output"
+    words = ("--alignments", "-", "-o", output)
+    result = tformer("translate", toy_run, *words, stdin="ab cd\n")
+    assert re.fullmatch(r"\d-\d( \d-\d)*\n", result.stdout)
+    assert (result.exit_code, output.read_text()) == (0, plain.stdout)
+    assert sorted(film.parent.iterdir()) == sorted([film, output])

@@ -200,6 +200,7 @@ def translate(
     input_file, output_file = (
         None if file == Path("-") else file for file in (input_file, output_file)
     )
+    alignments_file = STDOUT if alignments_file == Path("-") else alignments_file
 
     from tformer_cli.corpus.reader import has_pipe
     from tformer_cli.documents.document import is_document
