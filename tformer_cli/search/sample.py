@@ -67,7 +67,7 @@ class SampleSearch(Search[SampleConfig, SampleState]):
     """`nbest` independent samples of each sentence; their score is their log probability.
 
     The distribution is the model's, with temperature, top-k and nucleus (top-p). The samples of a
-    sentence depend on the seed and its number alone, not on the batch.
+    sentence depend on the seed, their number and that of the sentence alone, not on the batch.
     """
 
     def start(self, requests: Sequence[Request]) -> SampleState:

@@ -109,7 +109,7 @@ class SampleConfig(SearchConfig):
     top_p: Annotated[float, Bounds(ge=1e-6, le=1)] = 1.0
     """Nucleus sampling: the smallest set of tokens with this probability (Holtzman et al. 2020)."""
     seed: Seed = 1
-    """Random seed; a line's samples depend on this seed and on its line number only."""
+    """Random seed; a line's samples depend on it, on their number and on the line number only."""
 
 
 DecodingConfig = BeamConfig | GreedyConfig | SampleConfig
