@@ -432,6 +432,11 @@ def test_the_shortest_translation_fits_into_the_longest(kind: type[DecodingConfi
         assert list(check(kind(max_length=longest, min_length=shortest))) == [
             Problem("min_length", what, str(shortest))
         ]
+    for longest, shortest in ((None, 2.0), (1.5, 1.5)):
+        assert list(check(kind(max_length_ratio=longest, min_length_ratio=shortest))) == []
+    assert list(check(kind(max_length_ratio=1.5, min_length_ratio=2.0))) == [
+        Problem("min_length_ratio", "must be at most max_length_ratio 1.5", "2.0")
+    ]
 
 
 def tagged(*texts: tuple[str, ...]) -> DataConfig:

@@ -48,6 +48,9 @@ class SearchConfig:
         if self.min_length > 1 and self.min_length >= self.max_length:
             what = f"must be below max_length {self.max_length}, which counts the end token"
             yield Problem("min_length", what)
+        if self.max_length_ratio is not None and self.min_length_ratio > self.max_length_ratio:
+            what = f"must be at most max_length_ratio {self.max_length_ratio}"
+            yield Problem("min_length_ratio", what)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
