@@ -89,8 +89,9 @@ def test_a_setting_of_a_search_that_the_beam_size_leaves_is_refused(own, beam, k
 
 
 @pytest.mark.parametrize("beam", [None, 5])
-def test_a_length_penalty_that_would_undo_a_setting_is_refused(beam):
-    settings = ["decoding.length_penalty=2.0", "decoding.patience=3.0"]
+@pytest.mark.parametrize("key", ["decoding.length_penalty=2.0", "decoding={length_penalty: 2.0}"])
+def test_a_length_penalty_that_would_undo_a_setting_is_refused(beam, key):
+    settings = [key, "decoding.patience=3.0"]
     with pytest.raises(UsageError) as raised:
         SearchOptions(beam, 0.5, settings).apply(config(BEAM))
     assert str(raised.value) == (

@@ -62,12 +62,18 @@ class SearchOptions:
             if not isinstance(search, BeamConfig):
                 what = f"has no effect on {_SEARCHES[search.kind]}"
                 raise UsageError("`length_penalty`", what, got=got, remedy="add `beam_size=5`")
-            is_set = any(text.startswith("decoding.length_penalty=") for text in self.settings)
+            is_set = any(map(_sets_length_penalty, self.settings))
             if is_set and search.length_penalty != self.length_penalty:
                 what = f"contradicts `settings`, by which length_penalty is {search.length_penalty}"
                 raise UsageError("`length_penalty`", what, got=got, remedy=LEAVE_ONE_OUT)
             search = replace(search, length_penalty=self.length_penalty)
         return checked(search, "decoding")
+
+
+def _sets_length_penalty(setting: str) -> bool:
+    """Return whether a setting names the length penalty, alone or in the whole section."""
+    key, _, value = setting.partition("=")
+    return key == "decoding.length_penalty" or (key == "decoding" and "length_penalty" in value)
 
 
 # A translator checks its search for each call, which takes as long as encoding a line.
