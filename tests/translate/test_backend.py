@@ -72,6 +72,13 @@ def test_what_is_loaded_later_is_of_the_same_checkpoint(files):
     assert log_probs(translator) == expected
 
 
+def test_a_prefix_of_an_empty_line_needs_no_other_engine(toy_run, monkeypatch):
+    translator = Translator.load(toy_run, device="cpu")
+    expected = translator.translate(["abc de", " "])
+    monkeypatch.setattr(translator.engine, "native", lambda: pytest.fail("it was built"))
+    assert translator.translate(["abc de", " "], prefixes=["", "A"]) == expected
+
+
 def test_threads_that_need_it_at_once_build_it_once():
     barrier, built = threading.Barrier(8), []
 

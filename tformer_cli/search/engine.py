@@ -136,9 +136,10 @@ class Engine(ABC):
         job = Job([requests[index] for index in order], config, nbest, scored)
         if on_draft is not None:
             job = job._replace(on_draft=lambda index, ids: on_draft(order[index], ids))
-        for index, hypotheses in zip(order, self.decode(job, on_done, on_warning), strict=True):
+        found = self.rerank(job, self.decode(job, on_done, on_warning))
+        for index, hypotheses in zip(order, found, strict=True):
             results[index] = hypotheses
-        return self.rerank(job._replace(requests=requests), results)
+        return results
 
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:  # noqa: B027
         """Refuse what the engine cannot do."""
