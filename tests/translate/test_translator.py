@@ -270,6 +270,15 @@ def test_best_combinations_are_the_best_of_all(pieces, count):
     assert found[0] == tuple(hypotheses[0] for hypotheses in pieces)
 
 
+@pytest.mark.parametrize("rounding", [-1e-6, 0.0, 1e-6])
+def test_rounding_does_not_order_combinations_of_a_sentence_that_comes_twice(rounding):
+    first = [replace(EMPTY, token_ids=(i,), score=-float(i)) for i in range(3)]
+    second = [replace(each, score=each.score + rounding * each.token_ids[0]) for each in first]
+    found = best_combinations([first, second], 5)
+    ranks = [tuple(part.token_ids[0] for part in parts) for parts in found]
+    assert ranks == [(0, 0), (0, 1), (1, 0), (0, 2), (1, 1)]
+
+
 def test_truncating_keeps_the_first_tokens(translator):
     translator.preprocessor.long_lines = "truncate"
     warnings = []

@@ -171,7 +171,8 @@ def best_combinations(
 ) -> list[tuple[Hypothesis, ...]]:
     """Return the `count` combinations of one hypothesis a piece with the highest sums of scores.
 
-    The hypotheses of a piece come best first.
+    The hypotheses of a piece come best first. Sums that differ by rounding alone, as those of a
+    sentence that comes twice in a line, count as equal; the later pieces then vary first.
     """
     best: list[tuple[float, tuple[Hypothesis, ...]]] = [(0.0, ())]
     for hypotheses in pieces:
@@ -181,7 +182,7 @@ def best_combinations(
             for rank, (total, combination) in enumerate(best, start=1)
             for hypothesis in hypotheses[: count // rank]
         )
-        best = heapq.nlargest(count, pairs, key=lambda pair: pair[0])
+        best = heapq.nlargest(count, pairs, key=lambda pair: round(pair[0], SCORE_DECIMALS))
     return [combination for _, combination in best]
 
 
