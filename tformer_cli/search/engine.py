@@ -136,8 +136,8 @@ class Engine(ABC):
         job = Job([requests[index] for index in order], config, nbest, scored)
         if on_draft is not None:
             job = job._replace(on_draft=lambda index, ids: on_draft(order[index], ids))
-        found = self.rerank(job, self.decode(job, on_done, on_warning))
-        for index, hypotheses in zip(order, found, strict=True):
+        ranked = self.rerank(job, self.decode(job, on_done, on_warning))
+        for index, hypotheses in zip(order, ranked, strict=True):
             results[index] = hypotheses
         return results
 
