@@ -489,8 +489,16 @@ def _coherent(decoding: DecodingConfig) -> DecodingConfig:
         decoding = dataclasses.replace(
             decoding, beam_size=(decoding.beam_size + 1) // 2 * 2, num_beam_groups=2
         )
-    shortest = min(decoding.min_length, 599)
-    return dataclasses.replace(decoding, max_length=600, min_length=shortest)
+    ratios = [decoding.min_length_ratio, decoding.max_length_ratio]
+    if None not in ratios:
+        ratios.sort()
+    return dataclasses.replace(
+        decoding,
+        max_length=600,
+        min_length=min(decoding.min_length, 599),
+        min_length_ratio=ratios[0],
+        max_length_ratio=ratios[1],
+    )
 
 
 def _sampling(tokenizer: TokenizerConfig) -> SubwordSamplingConfig | None:
