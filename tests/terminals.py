@@ -9,6 +9,9 @@ import threading
 from collections.abc import Iterator
 from typing import TextIO
 
+# No program writes it.
+END = b"\0"
+
 
 class Terminal:
     """A pseudo-terminal: `stream` is written to, `text()` is what has come out."""
@@ -25,14 +28,17 @@ class Terminal:
     def _read(self) -> None:
         # Linux raises an error where the other side is closed.
         with contextlib.suppress(OSError):
-            while part := os.read(self._master, 4096):
+            while not self._written.endswith(END) and (part := os.read(self._master, 4096)):
                 self._written += part
 
     def text(self) -> str:
         """Close the terminal, and return all that was written."""
-        self.stream.close()
+        # A write just before the close may be lost to a reader that waits at that moment.
+        self.stream.write(END.decode())
+        self.stream.flush()
         self._reader.join()
-        return self._written.decode("utf-8")
+        self.stream.close()
+        return self._written.removesuffix(END).decode("utf-8")
 
 
 @contextlib.contextmanager
