@@ -24,16 +24,16 @@ def untuned(toy_run, tmp_path):
 def test_tune_prints_each_search_with_its_score_and_marks_the_best(untuned, tformer):
     lines = tformer("tune", untuned, *TUNE).stdout.splitlines()
     content = json.loads(tformer("tune", untuned, *TUNE, "--json").stdout)
-    trials = sorted(
-        content["trials"],
-        key=lambda one: (one["decoding"]["beam_size"], one["decoding"]["length_penalty"]),
-    )
+    keys = ("beam_size", "no_repeat_ngram_size", "length_penalty")
+    trials = sorted(content["trials"], key=lambda one: [one["decoding"][key] for key in keys])
     best = content["best"]
-    expected = ["beam length penalty chrF2"]
+    expected = ["beam length penalty no repeated chrF2"]
     for one in trials:
         search, score = one["decoding"], one["score"]["score"]
         mark = " best" if one == best else " the run's own" if one == content["trials"][0] else ""
-        row = f"{search['beam_size']} {search['length_penalty']:g} {score:.2f}"
+        size = search["no_repeat_ngram_size"]
+        limit = f" {size}-grams" if size else ""
+        row = f"{search['beam_size']} {search['length_penalty']:g}{limit} {score:.2f}"
         expected.append(row + mark)
     assert [" ".join(line.split()) for line in lines[: len(expected)]] == expected
     data, signature = load_config(untuned / "config.yaml").data, best["score"]["signature"]
@@ -46,6 +46,7 @@ def test_tune_prints_each_search_with_its_score_and_marks_the_best(untuned, tfor
         "  kind: beam",
         f"  beam_size: {best['decoding']['beam_size']}",
         f"  length_penalty: {best['decoding']['length_penalty']}",
+        f"  no_repeat_ngram_size: {best['decoding']['no_repeat_ngram_size']}",
         "  max_length: 20",
     ]
     assert content["is_significant"] == (content["p_value"] < 0.05)
@@ -60,7 +61,7 @@ def test_the_suggested_command_evaluates_the_best_search(untuned, tformer):
     assert (untuned / "config.yaml").read_bytes() == before
     (score,) = json.loads(tformer(*words).stdout)["valid"]["scores"]
     (best,) = [line for line in result.stdout.splitlines() if line.endswith("  best")]
-    assert f"{score['score']:.2f}" == best.split()[2]
+    assert f"{score['score']:.2f}" == best.split()[-2]
 
 
 def test_a_search_that_is_written_is_that_of_the_run_from_then_on(untuned, tformer):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from tformer_cli import BeamConfig, GreedyConfig, TformerError, evaluate, tune
+from tformer_cli import BeamConfig, GreedyConfig, TformerError, Translator, evaluate, tune
 from tformer_cli.config.load import load_config, save_decoding
 from tformer_cli.config.schema.config import EvaluationConfig
 from tformer_cli.evaluation.compare import compare_systems, mean_p_value
@@ -27,7 +27,11 @@ def run_with(decoding, toy_run: Path, folder: Path) -> Path:
 
 def penalties(tuning: Tuning, beam_size: int) -> list[float]:
     searches = [trial.decoding for trial in tuning.trials]
-    return sorted(one.length_penalty for one in searches if one.beam_size == beam_size)
+    return sorted(
+        one.length_penalty
+        for one in searches
+        if one.beam_size == beam_size and one.no_repeat_ngram_size == 0
+    )
 
 
 def trial(score: float, **search) -> Trial:
@@ -49,7 +53,11 @@ def test_each_trial_is_what_evaluate_says_of_its_search(toy_run, backend):
 def test_a_grid_is_refined_around_its_best(toy_run):
     tuning = tune(toy_run, beam_sizes=[3], device="cpu", backend="native")
     assert tuning.own.decoding.beam_size == 2
-    scores = {one.decoding.length_penalty: one.score.score for one in tuning.trials[1:]}
+    scores = {
+        one.decoding.length_penalty: one.score.score
+        for one in tuning.trials[1:]
+        if one.decoding.no_repeat_ngram_size == 0
+    }
     expected = {0.0, 0.4, 0.8, 1.2, 1.6, 2.0}
     for distance in (0.2, 0.1):
         best = max(sorted(expected, key=list(scores).index), key=lambda x: round(scores[x], 2))
@@ -58,7 +66,35 @@ def test_a_grid_is_refined_around_its_best(toy_run):
     assert penalties(tuning, 3) == sorted(expected)
 
 
-def test_our_own_engine_searches_twice_for_a_beam_size(toy_run, monkeypatch):
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_limit_of_repeated_ngrams_that_is_better_is_chosen_and_refined(toy_run, tmp_path, size):
+    data = toy_run.parent / "data"
+    run, source, target = (tmp_path / name for name in ("run", "valid.src", "valid.tgt"))
+    shutil.copytree(toy_run, run)
+    config = run / "config.yaml"
+    text = config.read_text().replace(str(data / "valid.src"), str(source))
+    config.write_text(text.replace(str(data / "valid.tgt"), str(target)))
+    lines = [line * 2 for line in (data / "valid.src").read_text().split()]
+    source.write_text("".join(f"{line}\n" for line in lines))
+    translator = Translator.load(run, device="cpu", backend="native")
+    limited = replace(translator.config.decoding, no_repeat_ngram_size=size)
+    wanted = translator.translate(lines, decoding=limited)
+    assert wanted != translator.translate(lines), "the model repeats nothing"
+    target.write_text("".join(f"{line}\n" for line in wanted))
+    tuning = tune(run, metric="chrf", device="cpu", backend="native")
+    assert tuning.best.score.score == pytest.approx(100)
+    assert tuning.best.decoding.no_repeat_ngram_size == size
+    found = {one.decoding.no_repeat_ngram_size: [] for one in tuning.trials}
+    for one in tuning.trials:
+        found[one.decoding.no_repeat_ngram_size].append(one.decoding.length_penalty)
+    assert set(found) == {0, 3, 4}
+    assert len(found.pop(0)) >= 9
+    assert len(found.pop(size)) >= 6
+    # Of the other size the best length penalty without a limit is tried alone.
+    ((_,),) = found.values()
+
+
+def test_our_own_engine_searches_once_for_all_length_penalties(toy_run, monkeypatch):
     searches = []
     decode = NativeEngine.decode
 
@@ -70,7 +106,10 @@ def test_our_own_engine_searches_twice_for_a_beam_size(toy_run, monkeypatch):
     done: list[int] = []
     tuning = tune(toy_run, device="cpu", backend="native", on_done=done.append)
     assert len(tuning.trials) >= 9
-    assert len(searches) == 2
+    tried = [one.decoding for one in tuning.trials]
+    assert len(searches) == len(
+        {(one.no_repeat_ngram_size, one.length_penalty == 0) for one in tried}
+    )
     assert sum(done) == 12 * len(tuning.trials)
 
 
@@ -91,7 +130,7 @@ def test_what_is_not_beam_search_is_compared_with_a_beam_of_5(toy_run, tmp_path)
 
 def test_a_beam_of_1_is_greedy_search_once(toy_run):
     tuning = tune(toy_run, beam_sizes=[1], device="cpu", backend="native")
-    assert [one.decoding.kind for one in tuning.trials] == ["beam", "greedy"]
+    assert [one.decoding.kind for one in tuning.trials] == ["beam", *["greedy"] * 3]
 
 
 def test_a_size_that_the_search_forbids_is_refused_before_the_first_trial(toy_run, tmp_path):

@@ -33,7 +33,7 @@ from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from tformer_cli.evaluation.tuning import Trial, Tuning
+    from tformer_cli.evaluation.tuning import Tuning
 
 
 def tune(
@@ -54,12 +54,12 @@ def tune(
     workers: WorkersOption = None,
     backend: BackendOption = "auto",
 ) -> None:
-    """Choose the length penalty of a run, and its beam size, by the validation text.
+    """Choose the search of a run by the validation text.
 
-    Length penalties from 0 to 2 are tried, and more around the best one. The table says how well
-    each search does, and whether the best differs from the run's own by more than noise. Of a tie
-    the run's own is kept. Of several validation texts, each in its direction, the mean counts. Test
-    sets are not read.
+    Length penalties from 0 to 2 are tried, and more around the best one. With that one, a ban on
+    repeated 3-grams and one on 4-grams are tried. The table says how well each search does, and
+    whether the best differs from the run's own by more than noise. Of a tie the run's own is kept.
+    Of several validation texts, each in its direction, the mean counts. Test sets are not read.
 
     Example: tformer tune runs/demo
 
@@ -98,24 +98,26 @@ def tune(
         typer.echo(tuning.yaml, nl=False)
     if is_written:
         tell(f"{run_directory.config_file}: written")
-    changes = _options(tuning.best) if is_changed and not is_written else ()
+    changes = _options(tuning) if is_changed and not is_written else ()
     suggest("eval", run_directory.path, *changes)
 
 
 def _trials(tuning: "Tuning") -> str:
-    """Return the searches and their scores as a table, by beam size and length penalty."""
+    """Return the searches and their scores as a table, sorted by what is tuned."""
     rows = []
     for trial in tuning.trials:
         search = trial.decoding
-        key, cells = (0, 0.0), (str(search.kind), "")
+        size = search.no_repeat_ngram_size
+        key, cells = (0, size, 0.0), (str(search.kind), "")
         if isinstance(search, BeamConfig):
-            key = search.beam_size, search.length_penalty
+            key = search.beam_size, size, search.length_penalty
             cells = f"{search.beam_size}", f"{search.length_penalty:g}"
+        cells = (*cells, f"{size}-grams" if size else "")
         names = {"best": tuning.best, "the run's own": tuning.own}
         marks = ", ".join(name for name, marked in names.items() if marked is trial)
         rows.append((key, (*cells, f"{trial.score.score:.2f}", marks)))
-    head = ("beam", "length penalty", tuning.own.score.name, "")
-    return table([head, *(row for _, row in sorted(rows))], align=">>><")
+    head = ("beam", "length penalty", "no repeated", tuning.own.score.name, "")
+    return table([head, *(row for _, row in sorted(rows))], align=">>>><")
 
 
 def _verdict(tuning: "Tuning") -> str:
@@ -130,12 +132,15 @@ def _verdict(tuning: "Tuning") -> str:
     return f"{text}\nbest: {gain}, {noise} (p = {tuning.p_value:.3f}, paired bootstrap)"
 
 
-def _options(trial: "Trial") -> tuple[object, ...]:
-    """Return the options that let `tformer eval` search as in a trial."""
-    search = trial.decoding
+def _options(tuning: "Tuning") -> tuple[object, ...]:
+    """Return the options that let `tformer eval` search as in the best trial."""
+    search, own = tuning.best.decoding, tuning.own.decoding
+    size = search.no_repeat_ngram_size
+    is_new = size != own.no_repeat_ngram_size
+    limit = ("--set", f"decoding.no_repeat_ngram_size={size}") if is_new else ()
     if not isinstance(search, BeamConfig):
-        return ("--beam", 1) if search.kind == "greedy" else ()
-    return "--beam", search.beam_size, "--length-penalty", search.length_penalty
+        return ("--beam", 1, *limit) if search.kind == "greedy" else limit
+    return "--beam", search.beam_size, "--length-penalty", search.length_penalty, *limit
 
 
 def calibrate(

@@ -1,4 +1,7 @@
-"""Tuning of a run's search: its beam size and length penalty, by the validation text alone."""
+"""Tuning of a run's search by the validation text alone.
+
+Its beam size and length penalty are chosen, and whether n-grams may occur more than once.
+"""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,10 +24,13 @@ from tformer_cli.translate.translator import Translator
 # tried then.
 GRID = (0.0, 0.4, 0.8, 1.2, 1.6, 2.0)
 DISTANCES = (0.2, 0.1)
+# Sizes of n-grams that may occur once only, tried with the best length penalty; 0 is no limit.
+# A model that has learned too little repeats itself in long sentences.
+NGRAM_SIZES = (0, 3, 4)
 # Scores that are equal in so many decimals tie.
 METRIC_DECIMALS = 2
 # Keys that are shown even if they have their defaults.
-TUNED_KEYS = ("kind", "beam_size", "length_penalty")
+TUNED_KEYS = ("kind", "beam_size", "length_penalty", "no_repeat_ngram_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +142,11 @@ def tune_search(
     """Score the run's own search, and beam searches of some sizes with several length penalties.
 
     Without sizes, it is that of the run, or the default size if the run's search is another. Of
-    each size the grid is refined twice around its best length penalty. Our own engine searches once
-    for all length penalties but 0. `on_done` is called with the number of lines of each trial
-    whenever some are done; `on_warning` as by a translator, once for each problem.
+    each size the grid is refined twice around its best length penalty. With that one, n-grams of
+    some sizes may occur once only; where that is better, its length penalty is refined again. Our
+    own engine searches once for all length penalties but 0. `on_done` is called with the number of
+    lines of each trial whenever some are done; `on_warning` as by a translator, once for each
+    problem.
     """
     own = translator.config.decoding
     default = own.beam_size if isinstance(own, BeamConfig) else BeamConfig().beam_size
@@ -170,14 +178,19 @@ def tune_search(
                 hypotheses[search], trials[search] = translated, Trial(search, Score.mean(scores))
         return best_trial([trials[search] for search in tried])
 
-    try_all([own])
-    for search in searches:
-        if not isinstance(search, BeamConfig):
-            try_all([search])
-            continue
+    def refine(search: DecodingConfig) -> Trial:
+        """Return the best of some length penalties."""
         best = try_all(replace(search, length_penalty=penalty) for penalty in GRID)
         for distance in DISTANCES:
             best = try_all([best.decoding, *_neighbors(best.decoding, distance)])
+        return best
+
+    try_all([own])
+    for search in searches:
+        refined = refine(search) if isinstance(search, BeamConfig) else try_all([search])
+        limited = try_all([refined.decoding, *_limits(refined.decoding)])
+        if limited is not refined and isinstance(search, BeamConfig):
+            refine(limited.decoding)
     best = best_trial(list(trials.values()))
     p_value = None
     if best.decoding != own:
@@ -194,6 +207,12 @@ def tune_search(
 def best_trial(trials: Sequence[Trial]) -> Trial:
     """Return the trial with the highest score; of a tie, the first."""
     return max(trials, key=lambda trial: round(trial.score.score, METRIC_DECIMALS))
+
+
+def _limits(search: DecodingConfig) -> Iterator[DecodingConfig]:
+    """Yield a search with each limit of repeated n-grams."""
+    for size in NGRAM_SIZES:
+        yield replace(search, no_repeat_ngram_size=size)
 
 
 def _neighbors(search: DecodingConfig, distance: float) -> Iterator[BeamConfig]:
