@@ -108,11 +108,11 @@ def _trials(tuning: "Tuning") -> str:
     for trial in tuning.trials:
         search = trial.decoding
         size = search.no_repeat_ngram_size
-        key, cells = (0, size, 0.0), (str(search.kind), "")
+        limit = f"{size}-grams" if size else ""
+        key, cells = (0, size, 0.0), (str(search.kind), "", limit)
         if isinstance(search, BeamConfig):
             key = search.beam_size, size, search.length_penalty
-            cells = f"{search.beam_size}", f"{search.length_penalty:g}"
-        cells = (*cells, f"{size}-grams" if size else "")
+            cells = f"{search.beam_size}", f"{search.length_penalty:g}", limit
         names = {"best": tuning.best, "the run's own": tuning.own}
         marks = ", ".join(name for name, marked in names.items() if marked is trial)
         rows.append((key, (*cells, f"{trial.score.score:.2f}", marks)))

@@ -178,7 +178,7 @@ def tune_search(
                 hypotheses[search], trials[search] = translated, Trial(search, Score.mean(scores))
         return best_trial([trials[search] for search in tried])
 
-    def refine(search: DecodingConfig) -> Trial:
+    def refine(search: BeamConfig) -> Trial:
         """Return the best of some length penalties."""
         best = try_all(replace(search, length_penalty=penalty) for penalty in GRID)
         for distance in DISTANCES:
@@ -189,7 +189,7 @@ def tune_search(
     for search in searches:
         refined = refine(search) if isinstance(search, BeamConfig) else try_all([search])
         limited = try_all([refined.decoding, *_limits(refined.decoding)])
-        if limited is not refined and isinstance(search, BeamConfig):
+        if limited is not refined and isinstance(limited.decoding, BeamConfig):
             refine(limited.decoding)
     best = best_trial(list(trials.values()))
     p_value = None
