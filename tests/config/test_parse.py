@@ -474,6 +474,11 @@ def test_consequence_of_a_broken_value_is_not_reported() -> None:
             "double each backslash, or use single quotes",
         ),
         ("a: @b\n", "x.yaml:1: begins a value with @; put the value in quotes"),
+        *(
+            (f"a: 1{end}b: @c{end}", "x.yaml:2: begins a value with @; put the value in quotes")
+            for end in ("\r", "\r\n", "\x85", "\u2028", "\u2029")
+        ),
+        ("a: 1\rb\rc: 2\r", "x.yaml:2: has no colon after b; write key: value"),
         ("a: *b", "x.yaml:1: begins a value with * or &; put the value in quotes"),
         ("a: &\n", "x.yaml:1: begins a value with * or &; put the value in quotes"),
         ("a: 1\n---\nb: 2\n", "x.yaml:2: begins a second document; remove the line ---"),

@@ -22,6 +22,8 @@ _MAX_NODES = 10_000
 _NULLS = ("", "~", "null", "Null", "NULL")
 _MAX_SHOWN = 60
 _COLON = re.compile(r":(\s|$)")
+# Where YAML, and thus a mark, begins a new line.
+_LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _ENDINGS = (".yaml", ".yml")
 _NEW_CONFIG = "create a config with `tformer config new SOURCE TARGET`"
 _TOP_KEY = re.compile(rf"^[\"']?({'|'.join(annotations(Config))})[\"']?:", re.MULTILINE)
@@ -54,7 +56,7 @@ def compose(text: str, name: str) -> yaml.Node | None:
         loader.name = name
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        what, line, remedy = _fault(error, text.split("\n"))
+        what, line, remedy = _fault(error, _LINE_END.split(text))
         raise _error(location(name, line), what, remedy=remedy) from None
     except yaml.reader.ReaderError as error:
         where = location(name, text.count("\n", 0, error.position))
@@ -153,7 +155,7 @@ def _read(path: Path) -> str:
             path, f"must be at most {MAX_CONFIG_BYTES >> 20} MiB large", remedy=remedy_of_text
         )
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         where = location(str(path), data.count(b"\n", 0, error.start))
         byte = f"byte 0x{data[error.start]:02X}"
