@@ -95,6 +95,13 @@ def test_line_feeds_in_a_record_become_spaces(tmp_path: Path) -> None:
         assert pairs_of(write(tmp_path, name, broken)) == [("one two", "eins zwei")]
 
 
+def test_a_run_of_spaces_in_a_record_takes_linear_time(tmp_path: Path) -> None:
+    # The square of it are hours.
+    spaces = " " * 2_000_000
+    broken = [(f"one{spaces}\n{spaces}two{spaces}three", "eins")]
+    assert pairs_of(write(tmp_path, "a.jsonl", broken)) == [(f"one two{spaces}three", "eins")]
+
+
 @pytest.mark.parametrize(
     ("content", "fields"),
     [

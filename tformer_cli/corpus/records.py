@@ -78,7 +78,6 @@ _CONTENTS = {
     rb"[^\n]*\t": "TSV",
 }
 _SNIFFED_BYTES = 1 << 12
-_LINE_END = re.compile(r"[ \t\r]*\n[ \t\r\n]*")
 
 
 class SkippedRecordsWarning(ProblemWarning, UserWarning):
@@ -147,4 +146,7 @@ def kind_of(path: Path) -> str:
 
 
 def _one_line(text: str) -> str:
-    return _LINE_END.sub(" ", text).strip() if "\n" in text else text
+    if "\n" not in text:
+        return text
+    lines = (line.strip(" \t\r") for line in text.split("\n"))
+    return " ".join(filter(None, lines)).strip()
