@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.reader import read_pairs, read_rows
-from tformer_cli.corpus.records import SkippedRecordsWarning, kind_of
+from tformer_cli.corpus.records import SkippedRecordsWarning, declared_languages, kind_of
 from tformer_cli.errors import DataError
 
 PAIRS = [
@@ -488,6 +488,17 @@ def test_a_zip_holds_a_file_for_each_language(tmp_path: Path, content, message) 
     file = tmp_path / "a.zip"
     file.write_bytes(content)
     assert refusal(file).startswith(f"{file}{message.replace('ZIP', str(file))}")
+
+
+def test_a_zip_of_macos_has_more_than_its_files(tmp_path: Path) -> None:
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("text.en/", b"")
+        for name, content in (("a.en", b"a\n"), ("a.de", b"b\n")):
+            archive.writestr(f"text.en/{name}", content)
+            archive.writestr(f"__MACOSX/text.en/._{name}", b"\0\5\x16\7")
+    assert pairs_of(file) == [("a", "b")]
+    assert declared_languages(PairsFile(pairs=file)) == ["en", "de"]
 
 
 @pytest.mark.parametrize("fields", [("en", "it"), ("1", "x"), ("0", "1")])

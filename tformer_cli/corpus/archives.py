@@ -38,7 +38,7 @@ def read_zip(text: PairsFile) -> Iterator[Record]:
 def zip_languages(text: PairsFile) -> list[str]:
     """Return the languages with which the names of files in a zip end."""
     with _zip_errors(text.pairs), zipfile.ZipFile(text.pairs) as archive:
-        endings = (PurePath(name).suffix[1:] for name in archive.namelist())
+        endings = (PurePath(name).suffix[1:] for name in _file_names(archive))
         return [ending for ending in endings if language_of_name(Path(f".{ending}"))]
 
 
@@ -112,9 +112,16 @@ def _converted(batch: Any) -> list[dict[str, object] | UnicodeDecodeError]:
     return rows
 
 
+def _file_names(archive: zipfile.ZipFile) -> list[str]:
+    """Return the files of a zip, without those in which macOS describes others."""
+    return [
+        name for name in archive.namelist() if not name.endswith("/") and "__MACOSX/" not in name
+    ]
+
+
 def _member(archive: zipfile.ZipFile, path: Path, language: str) -> str:
     """Return the only file of a zip whose name ends in a language."""
-    names = archive.namelist()
+    names = _file_names(archive)
     ending = f".{language.lower()}"
     matches = [name for name in names if PurePath(name).suffix.lower() == ending]
     if len(matches) != 1:
