@@ -126,6 +126,29 @@ def test_columns_of_a_table_are_chosen(tmp_path: Path, content: str, fields) -> 
         assert read == [("A", "B")]
 
 
+@pytest.mark.parametrize(
+    ("header", "languages"),
+    [
+        (("de", "en"), ("en-GB", "de")),
+        (("de-AT", "en_US"), LANGUAGES),
+        (("deu", "eng_Latn"), LANGUAGES),
+        (("en-US", "de"), ("en-US", "de")),
+    ],
+)
+def test_a_header_names_languages_with_or_without_a_region(
+    tmp_path: Path, header: tuple[str, str], languages: tuple[str, str]
+) -> None:
+    pair = ("B", "A") if header[0].startswith("de") else ("A", "B")
+    file = write(tmp_path, "a.tsv", [header, pair])
+    assert pairs_of(file, languages=languages) == [("A", "B")]
+
+
+def test_regions_of_one_language_are_told_apart_in_a_header(tmp_path: Path) -> None:
+    file = write(tmp_path, "a.tsv", [("en-GB", "en-US"), ("colour", "color")])
+    assert pairs_of(file, languages=("en-US", "en-GB")) == [("color", "colour")]
+    assert pairs_of(file, languages=("en-US", "en"))[0] == ("en-GB", "en-US")
+
+
 @pytest.mark.parametrize("delimiter", list(",;\t"))
 def test_csv_has_one_of_three_delimiters(tmp_path: Path, delimiter: str) -> None:
     file = tmp_path / "a.csv"
