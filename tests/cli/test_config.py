@@ -9,6 +9,7 @@ import termios
 from pathlib import Path
 
 import pytest
+from bitexts import WRITERS
 from killing import killed
 from test_wheel import files
 from typer.testing import CliRunner
@@ -342,11 +343,37 @@ def test_new_refuses_what_is_no_text(folder: Path, name: str, content: str, what
 
 def test_new_refuses_languages_that_the_files_have_the_other_way_round(folder: Path) -> None:
     languages = ("--source-language", "en", "--target-language", "de")
-    assert complaint(UsageError, "new", "train.de", "train.en", *languages) == (
-        "--source-language: is the language of the other file by their names (en); "
-        "exchange the files, or the languages"
-    )
+    for words in (languages, languages[:2], languages[2:]):
+        assert complaint(UsageError, "new", "train.de", "train.en", *words) == (
+            f"{words[0]}: is the language of the other file by their names ({words[1]}); "
+            "exchange the files, or the languages"
+        )
     assert "en -> de" in printed("new", "train.en", "train.de", *languages)
+
+
+@pytest.mark.parametrize("words", [(2, "de", 4, "en"), (2, "de"), (4, "en"), (2, "de-AT")])
+@pytest.mark.parametrize("name", ["a.en-de.tmx", "a.en-de.tsv"])
+def test_new_reads_a_file_of_pairs_in_the_direction_asked_for(
+    folder: Path, name: str, words: tuple[int | str, ...]
+) -> None:
+    rows = [("en", "de"), *((f"a{i}", f"b{i}") for i in range(3))]
+    kind = Path(name).suffix
+    Path(name).write_bytes(WRITERS[f"a{kind}"](rows[kind == ".tmx" :]))
+    options = [{2: "--source-language", 4: "--target-language"}.get(w, w) for w in words]
+    languages = "de-AT -> en" if "de-AT" in words else "de -> en"
+    out = printed("new", name, *options)
+    assert f": written, {languages}\n" in out
+    assert out.count("| a") == 3
+
+
+def test_new_refuses_columns_in_the_other_direction(folder: Path) -> None:
+    Path("a.en-de.tsv").write_text("a0\tb0\na1\tb1\na2\tb2\n", encoding="utf-8")
+    words = ("new", "a.en-de.tsv", "--target-language", "en")
+    assert complaint(UsageError, *words) == (
+        "--target-language: is the language of the other side by the name of the file (en); "
+        "name source and target by --fields"
+    )
+    assert "de -> en" in printed(*words, "--fields", "2", "1")
 
 
 def test_new_names_its_option_for_the_keys_of_a_file_of_pairs(folder: Path) -> None:

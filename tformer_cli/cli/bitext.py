@@ -1,6 +1,7 @@
 """The parallel text that a command is given: two files, or one file of pairs; its languages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -78,11 +79,15 @@ def languages_of(
         if code is not None and not is_language_code(code):
             remedy = "write en, for instance"
             raise UsageError(option, "must be an ISO code", got=code, remedy=remedy)
-    named = tuple(_named(text))
-    if isinstance(text, ParallelText) and given == named[::-1] and given != named:
-        what = "is the language of the other file by their names"
-        remedy = "exchange the files, or the languages"
-        raise UsageError(_LANGUAGE_OPTIONS[0], what, got=given[0], remedy=remedy)
+    named = _named(text)
+    if _are_exchanged(given, named):
+        if isinstance(text, ParallelText):
+            what = "is the language of the other file by their names"
+            raise _exchanged(given, what, "exchange the files, or the languages")
+        if text.source_field is None and not _chosen_by_language(text, named):
+            what = "is the language of the other side by the name of the file"
+            raise _exchanged(given, what, "name source and target by --fields")
+        named = named[::-1]
     codes = [code or name for code, name in zip(given, named, strict=True)]
     if isinstance(text, PairsFile) and None in codes:
         codes = _declared(text, codes)
@@ -90,13 +95,40 @@ def languages_of(
     return source, target
 
 
-def _named(text: Bitext) -> Sequence[str | None]:
+def _named(text: Bitext) -> tuple[str | None, str | None]:
     """Return the languages that the names of the files tell."""
     from tformer_cli.text.language import language_of_name, languages_of_name
 
     if isinstance(text, PairsFile):
         return languages_of_name(text.pairs) or (None, None)
-    return [language_of_name(file) for file in (text.source, text.target)]
+    return language_of_name(text.source), language_of_name(text.target)
+
+
+def _are_exchanged(given: Sequence[str | None], named: Sequence[str | None]) -> bool:
+    """Return whether the languages that are given are those of the other sides by name."""
+    from tformer_cli.text.language import base_language
+
+    if None in named or given == (None, None):
+        return False
+    wanted = [code and base_language(code) for code in given]
+    source, target = (base_language(code) for code in named if code)
+    return source != target and wanted[0] in (None, target) and wanted[1] in (None, source)
+
+
+def _exchanged(given: Sequence[str | None], what: str, remedy: str) -> UsageError:
+    """Return the error of languages that are given the other way round."""
+    option, code = next(pair for pair in zip(_LANGUAGE_OPTIONS, given, strict=True) if pair[1])
+    return UsageError(option, what, got=code, remedy=remedy)
+
+
+def _chosen_by_language(text: PairsFile, languages: Sequence[str | None]) -> bool:
+    """Return whether the languages choose the sides of a file of pairs, whatever their order."""
+    from tformer_cli.corpus.reader import read_rows
+
+    source, target = map(str, languages)
+    orders = (source, target), (target, source)
+    first, other = (next(read_rows(replace(text, languages=order)), ()) for order in orders)
+    return first == other[::-1]
 
 
 def _declared(text: PairsFile, codes: Sequence[str | None]) -> list[str | None]:
