@@ -349,6 +349,11 @@ def test_new_refuses_languages_that_the_files_have_the_other_way_round(folder: P
             "exchange the files, or the languages"
         )
     assert "en -> de" in printed("new", "train.en", "train.de", *languages)
+    shutil.copy("train.en", "train.zh-CN")
+    shutil.copy("train.de", "train.zh-TW")
+    words = ("new", "train.zh-CN", "train.zh-TW", "--force", "--source-language")
+    assert complaint(UsageError, *words, "zh-TW").startswith("--source-language: is the language")
+    assert "zh -> zh-TW" in printed(*words, "zh")
 
 
 @pytest.mark.parametrize("words", [(2, "de", 4, "en"), (2, "de"), (4, "en"), (2, "de-AT")])

@@ -108,10 +108,14 @@ def _are_exchanged(given: Sequence[str | None], named: Sequence[str | None]) -> 
     """Return whether the languages that are given are those of the other sides by name."""
     from tformer_cli.text.language import base_language
 
-    if None in named or given == (None, None):
+    names = [code for code in named if code]
+    if len(names) < len(named) or given == (None, None):
         return False
-    wanted = [code and base_language(code) for code in given]
-    source, target = (base_language(code) for code in named if code)
+    # Of one language, regions or scripts count: `zh-CN` and `zh-TW`.
+    is_one_language = len(set(map(base_language, names))) == 1
+    folded = str.lower if is_one_language else base_language
+    source, target = map(folded, names)
+    wanted = [code and folded(code) for code in given]
     return source != target and wanted[0] in (None, target) and wanted[1] in (None, source)
 
 
