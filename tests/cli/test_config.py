@@ -208,6 +208,16 @@ def test_check_warns_of_a_bleu_that_finds_no_words(folder: Path, text: str, lang
     assert warnings("--set", "data.target_language=zh") == []
 
 
+def test_check_warns_of_files_in_the_other_direction(folder: Path) -> None:
+    exchanged = "{source: valid.de, target: valid.en"
+    assert warnings("--set", f"data.valid={exchanged}}}") == [
+        "data.valid: has the other direction by the names of its files (valid.de, valid.en); "
+        "exchange source and target"
+    ]
+    own = "source_language: de, target_language: de"
+    assert warnings("--set", f"data.valid={exchanged}, {own}}}") == []
+
+
 def test_check_warns_of_a_missing_mecab(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise RuntimeError("MeCab")
@@ -354,6 +364,14 @@ def test_new_refuses_languages_that_the_files_have_the_other_way_round(folder: P
     words = ("new", "train.zh-CN", "train.zh-TW", "--force", "--source-language")
     assert complaint(UsageError, *words, "zh-TW").startswith("--source-language: is the language")
     assert "zh -> zh-TW" in printed(*words, "zh")
+
+
+def test_new_refuses_a_validation_text_in_the_other_direction(folder: Path) -> None:
+    words = ("new", "train.en", "train.de", "--valid-source", "valid.de", "--valid-target")
+    assert complaint(UsageError, *words, "valid.en") == (
+        "--valid-source: is in the target language by its name (valid.de); "
+        "exchange --valid-source and --valid-target"
+    )
 
 
 @pytest.mark.parametrize("words", [(2, "de", 4, "en"), (2, "de"), (4, "en"), (2, "de-AT")])

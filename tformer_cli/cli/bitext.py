@@ -72,15 +72,15 @@ def languages_of(
     text: Bitext, source_language: str | None, target_language: str | None
 ) -> tuple[str, str]:
     """Return the ISO codes of both sides: given, or by file name, by content, or by script."""
-    from tformer_cli.text.language import is_language_code
+    from tformer_cli.text.language import are_exchanged, is_language_code
 
     given = source_language, target_language
     for code, option in zip(given, _LANGUAGE_OPTIONS, strict=True):
         if code is not None and not is_language_code(code):
             remedy = "write en, for instance"
             raise UsageError(option, "must be an ISO code", got=code, remedy=remedy)
-    named = _named(text)
-    if _are_exchanged(given, named):
+    named = named_languages(text)
+    if are_exchanged(given, named):
         if isinstance(text, ParallelText):
             what = "is the language of the other file by their names"
             raise _exchanged(given, what, "exchange the files, or the languages")
@@ -95,28 +95,13 @@ def languages_of(
     return source, target
 
 
-def _named(text: Bitext) -> tuple[str | None, str | None]:
+def named_languages(text: Bitext) -> tuple[str | None, str | None]:
     """Return the languages that the names of the files tell."""
     from tformer_cli.text.language import language_of_name, languages_of_name
 
     if isinstance(text, PairsFile):
         return languages_of_name(text.pairs) or (None, None)
     return language_of_name(text.source), language_of_name(text.target)
-
-
-def _are_exchanged(given: Sequence[str | None], named: Sequence[str | None]) -> bool:
-    """Return whether the languages that are given are those of the other sides by name."""
-    from tformer_cli.text.language import base_language
-
-    names = [code for code in named if code]
-    if len(names) < len(named) or given == (None, None):
-        return False
-    # Of one language, regions or scripts count: `zh-CN` and `zh-TW`.
-    is_one_language = len(set(map(base_language, names))) == 1
-    folded = str.lower if is_one_language else base_language
-    source, target = map(folded, names)
-    wanted = [code and folded(code) for code in given]
-    return source != target and wanted[0] in (None, target) and wanted[1] in (None, source)
 
 
 def _exchanged(given: Sequence[str | None], what: str, remedy: str) -> UsageError:

@@ -18,6 +18,7 @@ from tformer_cli.cli.bitext import (
     TargetLanguageOption,
     given_text,
     languages_of,
+    named_languages,
 )
 from tformer_cli.cli.entry import new_app, warn
 from tformer_cli.cli.options import FileArgument, SetOption
@@ -60,8 +61,9 @@ def check(file: FileArgument, settings: SetOption = None) -> None:
 
     Three pairs of each text are printed.
 
-    Warnings: languages that are no ISO codes, a BLEU tokenizer that does not suit the target
-    language, overlap of validation or test text with the training text.
+    Warnings: languages that are no ISO codes or that file names have the other way round, a BLEU
+    tokenizer that does not suit the target language, overlap of validation or test text with the
+    training text.
 
     Example: tformer config check configs/demo.yaml
     """
@@ -137,8 +139,13 @@ def new(
     # Imports that `show` does not need.
     from tformer_cli.corpus.held_out import given_split, split_text
     from tformer_cli.corpus.reader import first_rows
+    from tformer_cli.text.language import are_exchanged
 
     languages = languages_of(text, source_language, target_language)
+    if valid is not None and are_exchanged(languages, named_languages(valid)):
+        what = "is in the target language by its name"
+        remedy = "exchange --valid-source and --valid-target"
+        raise UsageError("--valid-source", what, got=str(valid.source), remedy=remedy)
     if isinstance(text, PairsFile):
         text = replace(text, languages=languages)
     with progress_bar("pair") as bar:

@@ -16,11 +16,17 @@ from sacrebleu.metrics.ter import TER
 
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config, EvaluationConfig
-from tformer_cli.config.schema.text import Bitext, PlainText
+from tformer_cli.config.schema.text import Bitext, ParallelText, PlainText
 from tformer_cli.corpus.held_out import counted, overlap_warnings
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import ConfigError, Problem, UsageError
-from tformer_cli.text.language import base_language, is_language_code, language_of_script
+from tformer_cli.text.language import (
+    are_exchanged,
+    base_language,
+    is_language_code,
+    language_of_name,
+    language_of_script,
+)
 
 # sacrebleu's tokenizers for languages without whitespace between words.
 TOKENIZERS_BY_LANGUAGE = {
@@ -225,6 +231,13 @@ def _language_warnings(config: Config) -> Iterator[Problem]:
         for language, key in keys.items():
             if not is_language_code(language):
                 yield Problem(key, "is not an ISO code", language, "write en, for instance")
+    for name, text in data.texts().items():
+        if isinstance(text, ParallelText):
+            named = language_of_name(text.source), language_of_name(text.target)
+            if are_exchanged(data.direction_of(text), named):
+                what = "has the other direction by the names of its files"
+                got = f"{text.source.name}, {text.target.name}"
+                yield Problem(f"data.{name}", what, got, "exchange source and target")
     for text in data.valid_texts.values():
         if not isinstance(text, PlainText):
             yield from _tokenizer_warnings(config, text)

@@ -4,7 +4,7 @@ import collections
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # ISO 639-1.
@@ -174,6 +174,22 @@ def languages_of_name(file: Path) -> tuple[str, str] | None:
         if len(codes) == 2 and _CODES.issuperset(codes):
             return codes[0], codes[1]
     return None
+
+
+def are_exchanged(given: Sequence[str | None], named: Sequence[str | None]) -> bool:
+    """Return whether languages of source and target, as far as given, are those of the other side.
+
+    `named` are the languages by file name; nothing is exchanged if one of them is unknown.
+    """
+    names = [code for code in named if code]
+    if len(names) < len(named) or not any(given):
+        return False
+    # Of one language, regions or scripts count: `zh-CN` and `zh-TW`.
+    is_one_language = len(set(map(base_language, names))) == 1
+    folded = str.lower if is_one_language else base_language
+    source, target = map(folded, names)
+    wanted = [code and folded(code) for code in given]
+    return source != target and wanted[0] in (None, target) and wanted[1] in (None, source)
 
 
 def language_of_script(lines: Iterable[str]) -> str | None:
