@@ -1,6 +1,7 @@
 """Layer drop: a pass is that of a network of the kept layers, whatever else a training does."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -147,6 +148,18 @@ def test_a_dropped_layer_has_a_gradient_of_zero_and_its_weights_decay(optimizer)
             decay = 0.2 * report.learning_rate * (weight.dim() == 2)
             is_still = torch.allclose(weight, was * (1 - decay), rtol=1e-6, atol=0)
             assert is_still == (layer not in run)
+
+
+def test_a_step_that_drops_all_layers_that_are_trained_has_a_gradient_of_zero():
+    model = deep_model(0.999)
+    model.freeze(["embeddings", "decoder", "output"])
+    run = record_layers(model)
+    before = copy.deepcopy(model)
+    (report,) = islice(train_steps(state_of(model), step_batches(batch())), 1)
+    assert not run
+    assert report.grad_norm == 0.0
+    assert report.loss == pytest.approx(math.log(V), rel=0.5)
+    assert all(map(torch.equal, model.parameters(), before.parameters()))
 
 
 def test_layers_are_a_function_of_the_step_and_the_process():

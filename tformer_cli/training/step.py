@@ -356,6 +356,8 @@ def _accumulate(
     for batch in (batch.to(state.device) for batch in micro_batches):
         with autocast(state.device, state.precision):
             sums = loss_sums(model, batch, state.config, factor)
-        sums.objective.backward()  # type: ignore[no-untyped-call]
+        # Where layer drop skips all layers that are trained, the gradient is zero.
+        if sums.objective.requires_grad:
+            sums.objective.backward()  # type: ignore[no-untyped-call]
         totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct, sums.divergence))
     return totals
