@@ -347,6 +347,24 @@ def test_an_average_that_does_better_becomes_best_and_one_that_does_not_leaves_i
         assert run.pointed("best") == best
 
 
+def test_an_average_that_is_best_stays_beside_one_of_other_checkpoints(tmp_path, monkeypatch):
+    run = finished(tmp_path)
+    score = "tformer_cli.training.saving.selection_score"
+    monkeypatch.setattr(score, lambda *_: 101.0)
+    best = average_checkpoints(run, "last", 2, device=CPU).checkpoint
+    content = (best / "model.safetensors").read_bytes()
+    monkeypatch.setattr(score, lambda *_: 50.0)
+    run.point("last", run.checkpoint(18))
+    shutil.rmtree(run.checkpoint(24))
+    found = average_checkpoints(run, "last", 2, device=CPU)
+    assert found.checkpoint.name == "average-last-2-step-000018"
+    assert found.members == (run.checkpoint(18), run.checkpoint(12))
+    assert load_progress(found.checkpoint).score == 50.0
+    assert run.pointed("best") == best
+    assert (best / "model.safetensors").read_bytes() == content
+    assert load_progress(best).score == 101.0
+
+
 def test_best_stays_while_the_run_is_not_finished(tmp_path, monkeypatch):
     run = finished(tmp_path)
     config = run.config_file.read_text().replace("max_steps: 24", "max_steps: 1000")

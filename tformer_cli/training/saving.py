@@ -314,11 +314,14 @@ def average_checkpoints(
     score = selection_score(validation, config)
     best = run.pointed("best")
     best_score = None if best is None else load_progress(best).score
-    newest = load_progress(max(members, key=step_of))
-    checkpoint = run.checkpoints / f"average-{which}-{count}"
-    save_checkpoint(checkpoint, model, None, replace(newest, score=score))
     has_ended = is_finished(load_progress(steps[-1]), config.training)
     is_best = has_ended and (best_score is None or score > best_score)
+    newest = max(members, key=step_of)
+    checkpoint = run.checkpoints / f"average-{which}-{count}"
+    if best == checkpoint and not is_best and score != best_score:
+        # `best` stays as it is: an average of other checkpoints takes another name.
+        checkpoint = checkpoint.with_name(f"{checkpoint.name}-{newest.name}")
+    save_checkpoint(checkpoint, model, None, replace(load_progress(newest), score=score))
     if is_best:
         run.point("best", checkpoint)
     return Average(checkpoint, tuple(members), validation, score, best_score, has_ended, is_best)
