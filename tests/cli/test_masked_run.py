@@ -23,7 +23,10 @@ def test_what_translates_refuses_it_in_one_line(masked_run, tformer, command):
 
 def test_average_judges_it_by_its_loss(masked_run, tmp_path, tformer):
     run = shutil.copytree(masked_run, tmp_path / "run")
-    lines = tformer("average", run, "--last", "2").stdout.splitlines()
+    result = tformer("average", run, "--last", "2")
+    lines = result.stdout.splitlines()
     assert lines[0].endswith("the mean of step-000008, step-000006")
     assert lines[1].startswith("valid: loss ")
     assert "," not in lines[1]
+    # No command takes a model that does not translate.
+    assert result.stderr == ""

@@ -456,6 +456,17 @@ def test_average_says_what_it_is_the_mean_of_and_how_good_it_is(run, tformer):
     assert lines[2].startswith(("better than the best", "not better than the best"))
 
 
+@pytest.mark.parametrize("command", [("average", "--last", "2"), ("tune", "--beam", "1")])
+def test_without_a_test_set_the_next_command_translates(run, tformer, command):
+    config = (run / "config.yaml").read_text()
+    assert "\n  test:\n" in config
+    (run / "config.yaml").write_text(re.sub(r"\n  test:(\n    .*)+", "\n  test: {}", config))
+    name, *options = command
+    result = tformer(name, run, *options)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"next: tformer translate {run}")
+
+
 def test_its_score_is_what_eval_says_of_it(run, tformer):
     found = json.loads(tformer("average", run, "--last", "2", "--json").stdout)
     assert found["members"] == ["step-000150", "step-000144"]

@@ -40,6 +40,8 @@ from tformer_cli.terminal import colored, is_terminal
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from tformer_cli.config.schema.config import Config
+
 # Former names of options, which are still accepted.
 FORMER_OPTIONS = {"continue-from": "init-from"}
 # What begins a paragraph of a docstring that is a command to paste.
@@ -362,6 +364,12 @@ def relative(file: Path) -> Path:
 def suggest(*words: object) -> None:
     """Print the command to run next on stderr, given without `tformer`."""
     typer.echo(f"next: {shlex.join(['tformer', *map(str, words)])}", err=True)
+
+
+def suggest_use(config: "Config", run: Path, *options: object) -> None:
+    """Suggest to evaluate a model that translates, or to translate if there is no test set."""
+    if config.model.kind != "masked_encoder":
+        suggest("eval" if config.data.test else "translate", run, *options)
 
 
 def table(rows: Iterable[Sequence[str]], align: str) -> str:

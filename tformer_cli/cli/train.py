@@ -9,7 +9,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import is_main_process, refuse_torchrun, suggest, table, tell
+from tformer_cli.cli.entry import (
+    is_main_process,
+    refuse_torchrun,
+    suggest,
+    suggest_use,
+    table,
+    tell,
+)
 from tformer_cli.cli.options import (
     DROP_ONE,
     DeviceOption,
@@ -20,8 +27,7 @@ from tformer_cli.cli.options import (
     SetOption,
     chosen_run,
 )
-from tformer_cli.config.load import load_with_texts
-from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.config.load import load_config, load_with_texts
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 
@@ -143,8 +149,8 @@ def train(
         from tformer_cli import api
 
         api.train(config, run_directory.path, device=device, fresh=fresh, live=live)
-        if is_main_process() and not isinstance(config.model, MaskedEncoderConfig):
-            suggest("eval" if config.data.test else "translate", run_directory.path)
+        if is_main_process():
+            suggest_use(config, run_directory.path)
 
 
 def _config_file(path: Path) -> Path:
@@ -242,7 +248,7 @@ def average(
             f"use this one with --checkpoint {result.checkpoint.name}"
         )
     words = () if result.is_best else ("--checkpoint", result.checkpoint.name)
-    suggest("eval", run_directory.path, *words)
+    suggest_use(load_config(run_directory.config_file), run_directory.path, *words)
 
 
 def vocab(

@@ -13,6 +13,7 @@ from tformer_cli.cli.entry import (
     refuse_torchrun,
     relative,
     suggest,
+    suggest_use,
     table,
     tell,
     tell_stderr,
@@ -28,7 +29,7 @@ from tformer_cli.cli.options import (
     WorkersOption,
     chosen_run,
 )
-from tformer_cli.config.load import save_decoding
+from tformer_cli.config.load import load_config, save_decoding
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.terminal import progress_bar
 
@@ -99,7 +100,7 @@ def tune(
     if is_written:
         tell(f"{run_directory.config_file}: written")
     changes = _options(tuning) if is_changed and not is_written else ()
-    suggest("eval", run_directory.path, *changes)
+    suggest_use(load_config(run_directory.config_file), run_directory.path, *changes)
 
 
 def _trials(tuning: "Tuning") -> str:
