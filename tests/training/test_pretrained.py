@@ -108,6 +108,20 @@ def test_a_run_that_has_no_run_before_it_leaves_no_folder(toy, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.bin"])
+def test_an_export_is_refused_before_anything_is_read(first, toy, tmp_path, name):
+    export = tmp_path / "export"
+    export.mkdir()
+    shutil.copy(first.config_file, export)
+    shutil.copytree(first.tokenizer, export / "tokenizer")
+    (export / name).touch()
+    assert refusal(toy, tmp_path / "run", f"training.init_from={export}") == (
+        f"{export}: holds an exported model, which a training cannot begin with; "
+        "name the run that was exported, or one that `tformer import` makes of the folder"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_cannot_be_gone_on_from_is_named(first, toy, tmp_path):
     run = tmp_path / "run"
     assert refusal(toy, run, after(first), "tokenizer={kind: char, min_frequency: 2}") == (

@@ -21,7 +21,7 @@ from tformer_cli.model.encoder import MaskedEncoder
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import load_weights
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import EXPORT_FILE, MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_progress, trained_weights
 from tformer_cli.storage.trained_model import check_tokenizers
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
@@ -38,7 +38,7 @@ def pretrained_run(config: Config, run: RunDirectory) -> RunDirectory | None:
     """Return the run that `training.init_from` names, or None; `run` is the new one.
 
     Raises:
-        CheckpointError: it is the new run itself, or is missing.
+        CheckpointError: it is the new run itself, is missing, or is an export.
     """
     path = config.training.init_from
     if path is None:
@@ -52,6 +52,14 @@ def pretrained_run(config: Config, run: RunDirectory) -> RunDirectory | None:
     pretrained = RunDirectory(path)
     if not pretrained.config_file.is_file():
         raise CheckpointError(str(path), "no such run folder", remedy="name the folder of a run")
+    exported = [path / MODEL_FILE, path / EXPORT_FILE]
+    if any(file.is_file() for file in exported) and not pretrained.checkpoints.is_dir():
+        raise CheckpointError(
+            str(path),
+            "holds an exported model, which a training cannot begin with",
+            remedy="name the run that was exported, or one that `tformer import` makes of the "
+            "folder",
+        )
     return pretrained
 
 
