@@ -16,8 +16,9 @@ from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import TrainingError
+from tformer_cli.model.network import Network
 from tformer_cli.training import step
-from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.optim import MovingAverage, build_optimizer
 from tformer_cli.training.step import NonFiniteStep, StepBatch, accumulate_gradients, train_steps
 
 
@@ -75,6 +76,23 @@ def test_a_step_takes_the_time_that_its_batch_takes_to_come(monkeypatch):
     # What is done between two steps is none of their time.
     now += 100.0
     assert next(taken).seconds == 7.0
+
+
+def test_the_moving_average_is_a_part_of_a_step_and_of_its_time(monkeypatch):
+    now = 0.0
+
+    class SlowAverage(MovingAverage):
+        def update(self, model: Network, step: int) -> None:
+            nonlocal now
+            now += 3.0
+            super().update(model, step)
+
+    monkeypatch.setattr(step.time, "perf_counter", lambda: now)
+    state = train_state()
+    state.ema = SlowAverage(state.model, 0.9)
+    steps = train_steps(state, step_batches(batch()))
+    assert [next(steps).seconds for _ in range(2)] == [3.0, 3.0]
+    assert state.progress.seconds == 6.0
 
 
 def test_dropout_is_a_function_of_the_step():

@@ -188,6 +188,8 @@ def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepRepor
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     state.world.broadcast_from_owners_([weight.detach() for weight in model.trained_parameters()])
+    if state.ema is not None:
+        state.ema.update(model, step)
     report = StepReport(
         step=step,
         next_position=batch.next_position,
@@ -203,8 +205,6 @@ def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepRepor
         loss_scale=gradient.loss_scale.stepped(state.precision),
         parts=part_reports(),
     )
-    if state.ema is not None:
-        state.ema.update(model, step)
     state.progress = _advance(state.progress, report)
     return report
 
