@@ -17,7 +17,12 @@ from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_progress, write_checksums
+from tformer_cli.storage.state import (
+    TrainingProgress,
+    best_checkpoints,
+    load_progress,
+    write_checksums,
+)
 from tformer_cli.training.optim import MovingAverage
 from tformer_cli.training.resume import checkpoint_before, last_checkpoint
 from tformer_cli.training.saving import (
@@ -363,6 +368,22 @@ def test_an_average_that_is_best_stays_beside_one_of_other_checkpoints(tmp_path,
     assert run.pointed("best") == best
     assert (best / "model.safetensors").read_bytes() == content
     assert load_progress(best).score == 101.0
+
+
+def test_where_best_is_gone_an_average_is_compared_with_the_best_that_is_left(
+    tmp_path, monkeypatch
+):
+    run = finished(tmp_path, "training.keep_checkpoints=9", "training.keep_best=9")
+    first, second, *_ = best_checkpoints(run.step_checkpoints())
+    shutil.rmtree(first)
+    run.point("best", first)
+    run.point("last", run.step_checkpoints()[-1])
+    left = load_progress(second).score
+    monkeypatch.setattr("tformer_cli.training.saving.is_finished", lambda *_: True)
+    monkeypatch.setattr("tformer_cli.training.saving.selection_score", lambda *_: left + 1.0)
+    found = average_checkpoints(run, "last", 2, device=CPU)
+    assert (found.best_score, found.is_best) == (left, True)
+    assert run.pointed("best") == found.checkpoint
 
 
 def test_best_stays_while_the_run_is_not_finished(tmp_path, monkeypatch):

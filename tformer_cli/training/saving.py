@@ -313,6 +313,9 @@ def average_checkpoints(
     )
     score = selection_score(validation, config)
     best = run.pointed("best")
+    if best is None or not best.is_dir():
+        # It was removed by hand: the best that is left counts.
+        best = next(iter(best_checkpoints(steps)), None)
     best_score = None if best is None else load_progress(best).score
     has_ended = is_finished(load_progress(steps[-1]), config.training)
     is_best = has_ended and (best_score is None or score > best_score)
