@@ -170,6 +170,30 @@ def test_going_back_behind_the_best_leaves_none(run):
     assert run.pointed("best") is None
 
 
+def test_going_back_to_where_the_best_has_been_dropped_leaves_the_best_of_the_others(run):
+    subject = moved_state(keep_checkpoints=3, keep_best=1)
+    for state in states(5.0, 3.0, None, 9.0):
+        save(run, subject, state)
+    assert names(run) == [2, 3, 4]
+    progress = restore_checkpoint(run, subject, run.checkpoint(3))
+    assert (progress.best_step, progress.best_score) == (2, 3.0)
+    assert run.pointed("best") == run.checkpoint(2)
+    # The next validation is compared with it.
+    (_, state) = states(3.0, 4.0)
+    save(run, subject, replace(state, step=4, best_step=4))
+    assert run.pointed("best") == run.checkpoint(4)
+
+
+def test_where_all_validated_checkpoints_are_gone_the_next_one_is_best(run):
+    subject = moved_state(keep_checkpoints=9)
+    for state in states(5.0, None):
+        save(run, subject, state)
+    shutil.rmtree(run.checkpoint(1))
+    progress = restore_checkpoint(run, subject, run.checkpoint(2))
+    assert (progress.best_step, progress.best_score) == (None, None)
+    assert run.pointed("best") is None
+
+
 @pytest.mark.parametrize("content", ["", "/etc", "../checkpoints", "x" * 5000])
 def test_a_damaged_best_is_written_anew_when_the_training_goes_on(run, content):
     subject = moved_state()

@@ -113,7 +113,8 @@ def take_checkpoint(run: RunDirectory, state: TrainState, average: Network | Non
 def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -> TrainingProgress:
     """Load weights, EMA and optimizer, and remove later checkpoints, whose steps come again.
 
-    The progress of `state` stays; that of the checkpoint is returned.
+    The progress of `state` stays; that of the checkpoint is returned. If its best checkpoint is
+    gone, the best of those that are left counts.
     """
     progress = load_progress(checkpoint)
     load_weights(checkpoint, state.model, trained_weights(checkpoint).name)
@@ -127,7 +128,7 @@ def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -
     # A newer pointer would make this the run trained last.
     if run.pointed("last") != checkpoint:
         run.point("last", checkpoint)
-    _restore_best(run, progress)
+    progress = _restore_best(run, progress)
     # A kill may have come before the last save had dropped them.
     _drop_old(run, state.config)
     return progress
@@ -142,15 +143,31 @@ def restart(state: TrainState, model: Network) -> None:
     state.optimizer.state.clear()
 
 
-def _restore_best(run: RunDirectory, progress: TrainingProgress) -> None:
-    """Point `best` where it pointed at that progress, or nowhere if that checkpoint is gone."""
-    if _best_average(run) is not None:
-        return
+def _restore_best(run: RunDirectory, progress: TrainingProgress) -> TrainingProgress:
+    """Point `best` where it pointed at that progress, or to the best checkpoint that is left."""
     best = None if progress.best_step is None else run.checkpoint(progress.best_step)
-    if best is not None and best.is_dir():
+    if best is not None and not best.is_dir():
+        # Dropped for a better one whose steps come again, or removed by hand.
+        best = next(iter(_validated(run)), None)
+        left = None if best is None else load_progress(best)
+        progress = replace(
+            progress,
+            best_step=None if left is None else left.step,
+            best_score=None if left is None else left.score,
+        )
+    if _best_average(run) is not None:
+        return progress
+    if best is not None:
         run.point("best", best)
     elif run.pointed("best") is not None:
         (run.path / "best").unlink()
+    return progress
+
+
+def _validated(run: RunDirectory) -> list[Path]:
+    """Return the validated checkpoints of a run with an intact state, the best first."""
+    steps = run.step_checkpoints()
+    return best_checkpoints([x for x in steps if verify_checksums(x, [STATE_FILE]) is None])
 
 
 def _best_average(run: RunDirectory) -> Path | None:
@@ -173,13 +190,10 @@ def _is_below_average(run: RunDirectory, progress: TrainingProgress) -> bool:
 
 def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
     """Keep the newest and the best checkpoints; one saved by an interruption while it is last."""
-    steps = run.step_checkpoints()
-    best = best_checkpoints(
-        [step for step in steps if verify_checksums(step, [STATE_FILE]) is None]
-    )
     newest = scheduled_checkpoints(run, config)[-config.keep_checkpoints :]
-    kept = [*newest, run.pointed("last"), run.pointed("best"), *best[: config.keep_best]]
-    for checkpoint in steps:
+    best = _validated(run)[: config.keep_best]
+    kept = [*newest, run.pointed("last"), run.pointed("best"), *best]
+    for checkpoint in run.step_checkpoints():
         if checkpoint not in kept:
             remove_directory(checkpoint)
     recover_interrupted_writes(run.checkpoints)
@@ -315,7 +329,7 @@ def average_checkpoints(
     best = run.pointed("best")
     if best is None or not best.is_dir():
         # It was removed by hand: the best that is left counts.
-        best = next(iter(best_checkpoints(steps)), None)
+        best = next(iter(_validated(run)), None)
     best_score = None if best is None else load_progress(best).score
     has_ended = is_finished(load_progress(steps[-1]), config.training)
     is_best = has_ended and (best_score is None or score > best_score)

@@ -254,7 +254,7 @@ class Trainer:
         check_data_position(checkpoint, batch, num_batches)
         for change in environment_changes(saved.environment, self.initial.environment):
             self.logger.log(f"{where}: {change}")
-        restore_checkpoint(self.run_directory, self.state, checkpoint)
+        saved = restore_checkpoint(self.run_directory, self.state, checkpoint)
         self.logger.truncate(saved)
         self.state.progress = resumed(saved, self.initial)
         if saved.validation_fingerprint != self.initial.validation_fingerprint:
