@@ -181,6 +181,23 @@ def test_fresh_forgets_the_run_and_leaves_foreign_files(toy, tmp_path):
     assert load_config(run.config_file).seed == 4
 
 
+@pytest.mark.parametrize("lost", [(), (24,), (6, 12, 18, 24)])
+def test_a_kill_while_fresh_clears_the_run_leaves_the_former_training_or_none(
+    finished, again, monkeypatch, lost
+):
+    def killed_early(folder: Path) -> None:
+        for step in lost:
+            shutil.rmtree(again.checkpoint(step), ignore_errors=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "empty_directory", killed_early)
+        with pytest.raises(KeyboardInterrupt):
+            trained(again.config_file, again.path, fresh=True)
+    trained(again.config_file, again.path)
+    assert_same_end(finished, again)
+
+
 def test_fresh_forgets_checkpoints_behind_a_link(toy, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()

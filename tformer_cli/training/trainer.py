@@ -229,11 +229,14 @@ class Trainer:
         config, run = self.config, self.run_directory
         if config.training.init_from is not None:
             self.initialize()
+        # After a kill in between, a former training resumes with its metrics, or is gone.
         with storage_errors(run.path):
-            for file in (*run.pointers, run.metrics_file):
-                file.unlink(missing_ok=True)
+            for pointer in run.pointers:
+                pointer.unlink(missing_ok=True)
         for folder in run.folders:
             empty_directory(folder)
+        with storage_errors(run.path):
+            run.metrics_file.unlink(missing_ok=True)
         origin = origin_of(config, pretrained_run(config, run), run.stores)
         save_tokenizers(self.tokenizers, origin, run)
 
