@@ -57,7 +57,8 @@ def rows(runs: Sequence[RunDirectory]) -> list[str]:
     table = []
     for name, (score, decoding) in results[0].items():
         test_set = f"{name}, {score['num_sentences']:,} sentences"
-        signature = f"`{score['signature']}`".replace("|", "\\|")
+        # Between backticks not every renderer knows an escaped bar.
+        signature = f"<code>{score['signature'].replace('|', '&#124;')}</code>"
         scores = [result[name][0]["score"] for result in results]
         cells = (config, test_set, in_words(scores), signature)
         more = (search(decoding), minutes, hardware, parameters)
@@ -115,8 +116,14 @@ def in_words(scores: Sequence[float]) -> str:
 
 
 def search(decoding: dict[str, object]) -> str:
-    """Return the name of a search."""
-    return "greedy" if decoding["kind"] == "greedy" else f"beam {decoding['beam_size']}"
+    """Return a search in words, with what `tformer tune` changes."""
+    kind, size = decoding["kind"], decoding["no_repeat_ngram_size"]
+    limit = f", no repeated {size}-grams" if size else ""
+    if kind == "greedy":
+        return f"greedy{limit}"
+    penalty = decoding["length_penalty"]
+    length = f", length penalty {penalty:g}" if penalty != 1 else ""
+    return f"beam {decoding['beam_size']}{length}{limit}"
 
 
 def num_parameters(file: Path) -> int:

@@ -1,9 +1,12 @@
+import html
 import json
 import shutil
+from dataclasses import asdict
 
 import make_score_table
 import pytest
 
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import load_progress
@@ -20,17 +23,33 @@ def test_a_row_says_what_the_run_folder_says(toy_run, tformer, tmp_path):
     parameters = load_trained_model(run).model.num_parameters()
     threads = state.environment["threads"]
     row = make_score_table.rows([run])[0]
-    cells = [cell.strip() for cell in row.replace("\\|", "/").strip("|").split("|")]
+    cells = [html.unescape(cell.strip()) for cell in row.strip("|").split("|")]
     assert cells == [
         "run",
         "toy, 10 sentences",
         f"{score['score']:.2f}",
-        f"`{score['signature'].replace('|', '/')}`",
+        f"<code>{score['signature']}</code>",
         "beam 2",
         f"{state.seconds / 60:.0f}",
         f"{threads} thread{'s' * (threads != '1')}, {state.environment['device']}",
         f"{parameters / 1e6:.1f} M",
     ]
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        (BeamConfig(beam_size=4), "beam 4"),
+        (
+            BeamConfig(length_penalty=1.4, no_repeat_ngram_size=3),
+            "beam 5, length penalty 1.4, no repeated 3-grams",
+        ),
+        (GreedyConfig(), "greedy"),
+        (GreedyConfig(no_repeat_ngram_size=4), "greedy, no repeated 4-grams"),
+    ],
+)
+def test_a_search_is_told_with_what_is_tuned(search, words):
+    assert make_score_table.search(asdict(search)) == words
 
 
 @pytest.fixture
@@ -43,7 +62,8 @@ def seeds(toy_run, tmp_path):
         state = json.loads(file.read_text()) | {"seconds": 60.0 * minutes}
         file.write_text(json.dumps(state))
         result = {"name": "BLEU", "score": score, "signature": "s", "num_sentences": 9}
-        content = {"scores": [result], "decoding": {"kind": "beam", "beam_size": 5}}
+        search = asdict(BeamConfig(beam_size=5))
+        content = {"scores": [result], "decoding": search}
         run.eval.mkdir()
         (run.eval / "toy.json").write_text(json.dumps(content))
     return runs
@@ -51,7 +71,7 @@ def seeds(toy_run, tmp_path):
 
 def test_several_seeds_share_a_row_with_their_mean_and_deviation(seeds):
     (row,) = make_score_table.rows(seeds)
-    start = "| run | toy, 9 sentences | 40.3 ± 0.5 (3 seeds) | `s` | beam 5 | 32 |"
+    start = "| run | toy, 9 sentences | 40.3 ± 0.5 (3 seeds) | <code>s</code> | beam 5 | 32 |"
     assert row.startswith(start)
 
 
