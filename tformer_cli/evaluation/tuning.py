@@ -188,7 +188,8 @@ def tune_search(
     try_all([own])
     for search in searches:
         refined = refine(search) if isinstance(search, BeamConfig) else try_all([search])
-        limited = try_all([refined.decoding, *_limits(refined.decoding)])
+        limits = (replace(refined.decoding, no_repeat_ngram_size=size) for size in NGRAM_SIZES)
+        limited = try_all([refined.decoding, *limits])
         if limited is not refined and isinstance(limited.decoding, BeamConfig):
             refine(limited.decoding)
     best = best_trial(list(trials.values()))
@@ -207,12 +208,6 @@ def tune_search(
 def best_trial(trials: Sequence[Trial]) -> Trial:
     """Return the trial with the highest score; of a tie, the first."""
     return max(trials, key=lambda trial: round(trial.score.score, METRIC_DECIMALS))
-
-
-def _limits(search: DecodingConfig) -> Iterator[DecodingConfig]:
-    """Yield a search with each limit of repeated n-grams."""
-    for size in NGRAM_SIZES:
-        yield replace(search, no_repeat_ngram_size=size)
 
 
 def _neighbors(search: DecodingConfig, distance: float) -> Iterator[BeamConfig]:
