@@ -1,11 +1,14 @@
 import errno
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -13,6 +16,7 @@ from toy import CONFIG, write_toy
 
 from tformer_cli.training import find_batch_size, saving
 from tformer_cli.training import trainer as training
+from tformer_cli.training.validation import Validation, validate
 
 
 def test_train_names_every_mistake_of_a_config_and_writes_nothing(tformer, tmp_path):
@@ -474,6 +478,22 @@ def test_its_score_is_what_eval_says_of_it(run, tformer):
         "eval", run, "--split", "valid", "--beam", "1", "--checkpoint", "average-last-2", "--json"
     )
     assert json.loads(result.stdout)["valid"]["scores"][0]["score"] == found["score"]
+
+
+def test_the_score_of_a_model_that_has_diverged_is_null(run, tformer, monkeypatch):
+    def overflowing(*arguments: Any, **options: Any) -> Validation:
+        validation = validate(*arguments, **options)
+        return replace(validation, likelihood=replace(validation.likelihood, loss=math.nan))
+
+    config = (run / "config.yaml").read_text()
+    assert "selection_metric: bleu\n" in config
+    (run / "config.yaml").write_text(config.replace("metric: bleu\n", "metric: loss\n"))
+    monkeypatch.setattr(saving, "validate", overflowing)
+    found = json.loads(
+        tformer("average", run, "--last", "2", "--json").stdout, parse_constant=pytest.fail
+    )
+    assert found["score"] is None
+    assert found["best_score"] is not None
 
 
 def test_torchrun_is_refused(run, tformer, monkeypatch):

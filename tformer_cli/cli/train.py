@@ -226,11 +226,12 @@ def average(
     result = average_checkpoints(run_directory, which, count, device=resolve_device(device))
     members = [member.name for member in result.members]
     if as_json:
+        scores = {"score": result.score, "best_score": result.best_score}
         content = {
             "checkpoint": str(result.checkpoint),
             "members": members,
-            "score": result.score,
-            "best_score": result.best_score,
+            # JSON has no number for a model that has diverged.
+            **{key: None if score == -math.inf else score for key, score in scores.items()},
             "is_best": result.is_best,
         }
         typer.echo(json.dumps(content))
