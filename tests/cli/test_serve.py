@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tformer_cli.config.load import save_decoding
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.serve.service import Limits
 
 pytest.importorskip("starlette", reason="starlette is not installed")
@@ -98,6 +100,20 @@ def test_a_run_and_its_keys_must_be_there(tformer, toy_run, tmp_path):
     keys = tformer("serve", toy_run, "--api-keys", tmp_path / "keys")
     assert keys.exit_code == 2
     assert keys.stderr.startswith(f"{tmp_path / 'keys'}: ")
+
+
+def test_an_export_whose_search_its_engine_lacks_is_refused_at_once(tformer, toy_run, tmp_path):
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    export = tmp_path / "export"
+    tformer("export", toy_run, export, "--format", "ctranslate2")
+    search = BeamConfig(beam_size=3, no_repeat_ngram_size=4, max_length=20)
+    save_decoding(export / "config.yaml", search)
+    result = tformer("serve", export, "--port", "0")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "decoding.no_repeat_ngram_size: has no exact counterpart in CTranslate2 (4); "
+        "use the run with --backend native, or set it to 0\n",
+    )
 
 
 def test_help_loads_no_server():

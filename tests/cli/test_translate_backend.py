@@ -202,7 +202,7 @@ def test_damaged_export_is_one_line(run, tformer):
         (
             ("--set", "decoding={kind: sample}"),
             "decoding.kind: has no exact counterpart in CTranslate2 (sample); "
-            "use the run with --backend native",
+            "use the run with --backend native, or set it to beam",
         ),
     ],
 )

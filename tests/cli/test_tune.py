@@ -64,6 +64,21 @@ def test_the_suggested_command_evaluates_the_best_search(untuned, tformer):
     assert f"{score['score']:.2f}" == best.split()[-2]
 
 
+def test_an_export_is_suggested_to_translate_with_the_best_search(untuned, tmp_path, tformer):
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    export = tmp_path / "export"
+    tformer("export", untuned, export, "--format", "ctranslate2")
+    for file in load_config(untuned / "config.yaml").data.valid.files.values():
+        shutil.copy(file, export)
+    result = tformer("tune", export, "--metric", "chrf", "--beam", 3, "--device", "cpu")
+    assert result.exit_code == 0, result.stderr
+    _, _, command = result.stderr.splitlines()[-1].partition("next: tformer ")
+    name, *words = shlex.split(command)
+    assert (name, words[0]) == ("translate", str(export))
+    assert "--length-penalty" in words
+    assert tformer(name, *words, "--device", "cpu", stdin="a b\n").exit_code == 0
+
+
 def test_a_search_that_is_written_is_that_of_the_run_from_then_on(untuned, tformer):
     result = tformer("tune", untuned, *TUNE, "--write")
     assert result.stdout.splitlines()[-1] == f"{untuned}/config.yaml: written"

@@ -181,35 +181,40 @@ def test_an_end_token_that_is_certain_leaves_numbers(theirs, requests, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("search", "message"),
+    ("search", "message", "neutral"),
     [
-        (SampleConfig(), "decoding.kind: has no exact counterpart in CTranslate2 (sample)"),
+        (SampleConfig(), "decoding.kind: has no exact counterpart in CTranslate2 (sample)", "beam"),
         (
             BeamConfig(coverage_penalty=0.2),
             "decoding.coverage_penalty: has no exact counterpart in CTranslate2 (0.2)",
+            "0.0",
         ),
         (
             BeamConfig(beam_size=4, num_beam_groups=2),
             "decoding.num_beam_groups: has no exact counterpart in CTranslate2 (2)",
+            "1",
         ),
         (
             GreedyConfig(no_repeat_ngram_size=3),
             "decoding.no_repeat_ngram_size: has no exact counterpart in CTranslate2 (3)",
+            "0",
         ),
         (
             GreedyConfig(min_length=2),
             "decoding.min_length: has no exact counterpart in CTranslate2 (2)",
+            "1",
         ),
         (
             BeamConfig(beam_size=1, patience=2.0),
             "decoding.patience: has no exact counterpart in CTranslate2 (2)",
+            "1",
         ),
     ],
 )
-def test_searches_that_it_does_otherwise_are_refused(theirs, requests, search, message):
+def test_searches_that_it_does_otherwise_are_refused(theirs, requests, search, message, neutral):
     with pytest.raises(UsageError) as raised:
         theirs.translate(requests, search)
-    assert str(raised.value) == f"{message}; {OTHER_ENGINE}"
+    assert str(raised.value) == f"{message}; {OTHER_ENGINE}, or set it to {neutral}"
 
 
 @pytest.mark.parametrize(("patience", "most"), [(0.5, 3), (0.3, 2), (0.05, 0)])

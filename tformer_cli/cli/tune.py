@@ -31,6 +31,7 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.config.load import load_config, save_decoding
 from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.storage.run_directory import EXPORT_FILE
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -100,7 +101,11 @@ def tune(
     if is_written:
         tell(f"{run_directory.config_file}: written")
     changes = _options(tuning) if is_changed and not is_written else ()
-    suggest_use(load_config(run_directory.config_file), run_directory.path, *changes)
+    if (run_directory.path / EXPORT_FILE).is_file():
+        # An export has no likelihood, so it is not evaluated.
+        suggest("translate", run_directory.path, *changes)
+    else:
+        suggest_use(load_config(run_directory.config_file), run_directory.path, *changes)
 
 
 def _trials(tuning: "Tuning") -> str:

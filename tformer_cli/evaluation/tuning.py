@@ -13,7 +13,7 @@ from tformer_cli.config.load import as_plain, to_yaml
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.text import Bitext
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.errors import DataError, Problem
+from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.evaluation.compare import SIGNIFICANCE_LEVEL, mean_p_value
 from tformer_cli.evaluation.metrics import Metric, Score, build_metric
 from tformer_cli.search.engine import OnDone, OnWarning
@@ -143,10 +143,10 @@ def tune_search(
 
     Without sizes, it is that of the run, or the default size if the run's search is another. Of
     each size the grid is refined twice around its best length penalty. With that one, n-grams of
-    some sizes may occur once only; where that is better, its length penalty is refined again. Our
-    own engine searches once for all length penalties but 0. `on_done` is called with the number of
-    lines of each trial whenever some are done; `on_warning` as by a translator, once for each
-    problem.
+    some sizes may occur once only, if the engine can; where that is better, its length penalty is
+    refined again. Our own engine searches once for all length penalties but 0. `on_done` is called
+    with the number of lines of each trial whenever some are done; `on_warning` as by a translator,
+    once for each problem.
     """
     own = translator.config.decoding
     default = own.beam_size if isinstance(own, BeamConfig) else BeamConfig().beam_size
@@ -178,6 +178,14 @@ def tune_search(
                 hypotheses[search], trials[search] = translated, Trial(search, Score.mean(scores))
         return best_trial([trials[search] for search in tried])
 
+    def is_possible(search: DecodingConfig) -> bool:
+        """Return whether the engine has a search; an export has no limits of repetition."""
+        try:
+            translator.engine.check((), search, 1)
+        except UsageError:
+            return False
+        return True
+
     def refine(search: BeamConfig) -> Trial:
         """Return the best of some length penalties."""
         best = try_all(replace(search, length_penalty=penalty) for penalty in GRID)
@@ -189,7 +197,7 @@ def tune_search(
     for search in searches:
         refined = refine(search) if isinstance(search, BeamConfig) else try_all([search])
         limits = (replace(refined.decoding, no_repeat_ngram_size=size) for size in NGRAM_SIZES)
-        limited = try_all([refined.decoding, *limits])
+        limited = try_all([refined.decoding, *filter(is_possible, limits)])
         if limited is not refined and isinstance(limited.decoding, BeamConfig):
             refine(limited.decoding)
     best = best_trial(list(trials.values()))

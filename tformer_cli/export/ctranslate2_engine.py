@@ -151,7 +151,8 @@ class CTranslate2Engine(Engine):
             value = getattr(config, part.name)
             is_other = part.name not in SHARED_KEYS and value != part.default
             if is_other or value == "sample":
-                raise no_counterpart(f"decoding.{part.name}", str(value))
+                neutral = "beam" if value == "sample" else part.default
+                raise no_counterpart(f"decoding.{part.name}", str(value), f"set it to {neutral}")
         for name, argument in CONSTRAINTS.items():
             if any(getattr(request, name) for request in requests):
                 raise no_counterpart(argument)
@@ -166,7 +167,7 @@ class CTranslate2Engine(Engine):
         beam = _beam_of(config)
         if beam.beam_size == 1 and beam.enough > 1:
             # A beam of one is greedy search to CTranslate2, and ends with its first hypothesis.
-            raise no_counterpart("decoding.patience", f"{beam.patience:g}")
+            raise no_counterpart("decoding.patience", f"{beam.patience:g}", "set it to 1")
         if nbest > beam.enough:
             # With too few finished hypotheses our search continues, and CTranslate2 does not start.
             what = f"leaves CTranslate2 fewer than the {nbest} requested translations of a line"
@@ -345,7 +346,7 @@ def shrinking_batches(indices: Sequence[int], num_threads: int) -> Iterator[Sequ
         start += size
 
 
-def no_counterpart(where: str, got: str | None = None) -> UsageError:
+def no_counterpart(where: str, got: str | None = None, *remedies: str) -> UsageError:
     """Return the error of what CTranslate2 does not implement alike."""
     what = "has no exact counterpart in CTranslate2"
-    return UsageError(where, what, got=got, remedy=OTHER_ENGINE)
+    return UsageError(where, what, got=got, remedy=", or ".join((OTHER_ENGINE, *remedies)))

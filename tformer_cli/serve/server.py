@@ -69,7 +69,10 @@ def serve(
         queues = []
         for run in runs:
             model = ServedModel(RunDirectory(run), checkpoint, partial(load, run), log)
-            model.into(model.directions[0]).tag_ids()  # refuses a run that needs `to`
+            translator = model.into(model.directions[0])
+            translator.tag_ids()  # refuses a run that needs `to`
+            # An export has no engine for what CTranslate2 lacks.
+            translator.engine.check((), translator.config.decoding, 1)
             queues.append(TranslationQueue(model, limits.max_waiting, log))
         service = Service(queues=queues, limits=limits, keys=keys)
         app = build_app(service, hosts=[host, *hosts], origins=origins)
