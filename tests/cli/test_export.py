@@ -10,7 +10,8 @@ import pytest
 import yaml
 from storage.saving import remove_settings
 
-from tformer_cli.config.load import load_config
+from tformer_cli.config.load import load_config, save_decoding
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.storage.run_directory import RunDirectory
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -28,7 +29,7 @@ def test_export_says_that_all_is_alike_and_writes_the_folder(toy_run, tmp_path, 
     folder = tmp_path / "toy-ct2"
     assert tformer("export", toy_run, folder, *FORMAT).stdout.splitlines() == [
         "greedy search: 12 of 12 lines translated alike",
-        "beam search of 5: 12 of 12 lines translated alike",
+        "beam search of 2: 12 of 12 lines translated alike",
         f"{folder}: written for CTranslate2 (see {folder}/README.md)",
     ]
     assert sorted(file.name for file in folder.iterdir()) == [
@@ -46,6 +47,7 @@ def test_export_says_that_all_is_alike_and_writes_the_folder(toy_run, tmp_path, 
 def test_model_card_has_the_scores_of_the_run_and_an_example_that_runs(
     run, tmp_path, tformer, monkeypatch
 ):
+    save_decoding(run / "config.yaml", BeamConfig(beam_size=3, length_penalty=0.3, max_length=20))
     tformer("eval", run, "--bleu")
     folder = tmp_path / "toy-ct2"
     tformer("export", run, folder, *FORMAT, "--license", "mit")
@@ -55,6 +57,7 @@ def test_model_card_has_the_scores_of_the_run_and_an_example_that_runs(
     assert matter["model-index"][0]["name"] == "toy-ct2"
     score = json.loads((run / "eval" / "toy.json").read_text())["scores"][0]
     assert f"| toy | BLEU | {score['score']:.2f} | 10 | `{score['signature']}` |" in page
+    assert "- beam search of 3, length penalty 0.3: 12 of 12 lines translated alike" in page
     assert str(tmp_path) not in page
 
     monkeypatch.chdir(folder)
@@ -65,7 +68,7 @@ def test_model_card_has_the_scores_of_the_run_and_an_example_that_runs(
     assert f"It prints:\n\n> {printed.getvalue()}" in page
     first = load_config(run / "config.yaml").data.valid.source.read_text().splitlines()[0]
     assert repr(first) in example
-    ours = tformer("translate", run, "--beam", "5", stdin=f"{first}\n").stdout
+    ours = tformer("translate", run, stdin=f"{first}\n").stdout
     assert printed.getvalue() == ours
 
 
@@ -73,7 +76,7 @@ def test_rounded_numbers_come_with_the_bleu_of_both(toy_run, tmp_path, tformer):
     words = ("--quantization", "int8", "--json", "--check-lines", "7")
     found = json.loads(tformer("export", toy_run, tmp_path / "int8", *FORMAT, *words).stdout)
     assert (found["folder"], found["format"]) == (str(tmp_path / "int8"), "ctranslate2")
-    assert [check["search"] for check in found["checks"]] == ["greedy search", "beam search of 5"]
+    assert [check["search"] for check in found["checks"]] == ["greedy search", "beam search of 2"]
     for check in found["checks"]:
         assert check["num_lines"] == 7
         assert check["num_equal"] <= check["num_best_equal"] <= 7

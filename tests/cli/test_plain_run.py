@@ -33,7 +33,7 @@ def test_export_says_that_all_is_alike_and_writes_the_folder(toy_run, tmp_path, 
     folder = tmp_path / "toy-plain"
     assert tformer("export", toy_run, folder, *FORMAT).stdout.splitlines() == [
         "greedy search: 12 of 12 lines translated alike",
-        "beam search of 5: 12 of 12 lines translated alike",
+        "beam search of 2: 12 of 12 lines translated alike",
         f"{folder}: written for tformer (see {folder}/README.md)",
     ]
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -64,7 +64,7 @@ def test_the_card_is_of_tformer_and_its_example_runs(toy_run, plain, tformer, mo
     with contextlib.redirect_stdout(printed):
         exec(page.split("```python\n")[1].split("```")[0], {})
     first = load_config(toy_run / "config.yaml").data.valid.source.read_text().splitlines()[0]
-    ours = tformer("translate", toy_run, "--beam", "5", stdin=f"{first}\n").stdout
+    ours = tformer("translate", toy_run, stdin=f"{first}\n").stdout
     assert printed.getvalue() == ours
     assert f"It prints:\n\n> {ours}" in page
 
@@ -81,7 +81,7 @@ def test_half_precision_tells_the_bleu_of_both(toy_run, tmp_path, tformer):
         lines = tformer(*words).stdout.splitlines()
         return sacrebleu.corpus_bleu(lines, [references]).score
 
-    for beam, check in zip((1, 5), found["checks"], strict=True):
+    for beam, check in zip((1, 2), found["checks"], strict=True):
         assert check["num_lines"] == 12
         assert check["bleu"] == pytest.approx(bleu(tmp_path / "again", beam))
         assert check["our_bleu"] == pytest.approx(bleu(toy_run, beam))

@@ -35,10 +35,19 @@ class Told:
         return [self.log_probs[ids] for _, ids in pairs]
 
 
-def test_searches_are_greedy_and_a_beam():
-    greedy, beam = PlainFormat().searches(30)
-    assert greedy == GreedyConfig(max_length=30)
-    assert beam == BeamConfig(beam_size=5, max_length=30)
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (GreedyConfig(max_length=30), BeamConfig(max_length=30)),
+        (BeamConfig(beam_size=1, length_penalty=0.5, max_length=30), BeamConfig(max_length=30)),
+        (
+            BeamConfig(beam_size=4, length_penalty=1.4, max_length=30, no_repeat_ngram_size=3),
+            BeamConfig(beam_size=4, length_penalty=1.4, max_length=30),
+        ),
+    ],
+)
+def test_searches_are_greedy_and_the_beam_of_the_run(own, expected):
+    assert PlainFormat().searches(own) == [GreedyConfig(max_length=30), expected]
 
 
 def test_equal_translations_have_no_differences():

@@ -16,6 +16,7 @@ from exportable import BASE, LINES, MEMBERS, ROTARY, exported, lively
 from family import translating
 from hypothesis import given
 
+from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.model import (
     AlibiPositions,
     DecoderOnlyConfig,
@@ -148,7 +149,7 @@ def test_translations_do_not_depend_on_their_company(small):
     requests = [*map(Request, text.sources), Request(())]
     order = random.Random(1).sample(range(len(requests)), len(requests))
     done = []
-    for search in FORM.searches(15):
+    for search in FORM.searches(GreedyConfig(max_length=15)):
         alone = [engine.translate([request], search)[0][0] for request in requests[:8]]
         found = engine.translate([requests[i] for i in order], search, on_done=done.append)
         for position, number in enumerate(order[:-1]):

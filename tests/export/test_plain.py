@@ -29,7 +29,7 @@ from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError, ConfigError, ExportError, TformerError
 from tformer_cli.export.check import CheckText, check_export
-from tformer_cli.export.format import BEAM_SIZE
+from tformer_cli.export.format import beam_of
 from tformer_cli.export.plain import PlainFormat, portable_config, read_plain_folder
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
@@ -109,7 +109,7 @@ def test_members_of_every_kind_pass_their_check(name, tmp_path):
         assert not beam.differences
         assert greedy.num_equal == greedy.num_lines == len(text.lines)
         assert beam.num_equal == beam.num_lines
-        assert beam.search.beam_size == BEAM_SIZE
+        assert beam.search == beam_of(model.config.decoding)
     assert [file.name for file in tmp_path.iterdir()] == ["plain"]
 
 
@@ -256,7 +256,7 @@ def test_the_example_prints_the_best_of_the_beam(model, folder, monkeypatch, cap
     line = LINES[3]
     monkeypatch.chdir(folder)
     exec(EXACT.example(model, line), {})
-    search = replace(model.config.decoding, beam_size=BEAM_SIZE)
+    search = beam_of(model.config.decoding)
     translator = Translator.from_model(
         model.model, model.tokenizers, model.config, torch.device("cpu")
     )

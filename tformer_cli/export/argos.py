@@ -107,9 +107,9 @@ class ArgosFormat(CTranslate2Format):
         weakref.finalize(engine, temporary.cleanup)
         return engine
 
-    def searches(self, max_length: int) -> list[DecodingConfig]:
-        beam = BeamConfig(beam_size=4, length_penalty=0.2, max_length=max_length)
-        return [GreedyConfig(max_length=max_length), beam]
+    def searches(self, own: DecodingConfig) -> list[DecodingConfig]:
+        beam = BeamConfig(beam_size=4, length_penalty=0.2, max_length=own.max_length)
+        return [GreedyConfig(max_length=own.max_length), beam]
 
     def example(self, trained: TrainedModel, line: str) -> str:
         data = trained.config.data

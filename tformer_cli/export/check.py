@@ -54,7 +54,9 @@ class CheckResult:
     def search_name(self) -> str:
         """The search in words."""
         if isinstance(self.search, BeamConfig):
-            return f"beam search of {self.search.beam_size}"
+            penalty = self.search.length_penalty
+            other = "" if penalty == 1 else f", length penalty {penalty:g}"
+            return f"beam search of {self.search.beam_size}{other}"
         return "greedy search"
 
     def __str__(self) -> str:
@@ -139,8 +141,8 @@ class ImportedFormat(Format):
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
         return cpu_engine(self.read(folder))
 
-    def searches(self, max_length: int) -> list[DecodingConfig]:
-        return [GreedyConfig(max_length=max_length)]
+    def searches(self, own: DecodingConfig) -> list[DecodingConfig]:
+        return [GreedyConfig(max_length=own.max_length)]
 
 
 def check_export(
@@ -159,7 +161,7 @@ def check_export(
     ours, theirs = cpu_engine(trained), form.engine(trained, folder)
     requests = [Request(source, start=text.start) for source in text.sources]
     comparisons = []
-    for search in form.searches(trained.config.decoding.max_length):
+    for search in form.searches(trained.config.decoding):
         comparison = compare_engines(ours, theirs, requests, search, on_done=on_done)
         if form.is_exact and comparison.differences:
             raise _export_error(form.program, trained.tokenizers, text, comparison.differences)

@@ -40,9 +40,9 @@ from tformer_cli.export.ctranslate2_network import (
     linear_layers,
 )
 from tformer_cli.export.format import (
-    BEAM_SIZE,
     TOKENIZER_PACKAGES,
     Format,
+    beam_of,
     example_languages,
     filled,
     token_code,
@@ -133,12 +133,14 @@ class CTranslate2Format(Format):
         start = tokenizers.target.tokens(tokenizers.language_ids(languages)[1])
         target = "results[0].hypotheses[0]" + (f"[{len(start)}:]" if start else "")
         code = token_code(trained, line, modules=["ctranslate2"], target_tokens=target)
+        beam = beam_of(trained.config.decoding)
         return filled(
             "ctranslate2.py.txt",
             **code,
             start=f"target_prefix=[{start!r}], " if start else "",
-            beam_size=BEAM_SIZE,
-            max_length=trained.config.decoding.max_length,
+            beam_size=beam.beam_size,
+            length_penalty=beam.length_penalty,
+            max_length=beam.max_length,
         )
 
     def packages(self, trained: TrainedModel) -> list[str]:

@@ -24,7 +24,6 @@ from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Ids, Tokenizer, Tokenizers
 
 TEMPLATES = Path(__file__).with_name("templates")
-BEAM_SIZE = 5
 # Packages that tokenize in a code example, by tokenizer kind.
 TOKENIZER_PACKAGES = {
     "subword": ["sentencepiece"],
@@ -63,10 +62,12 @@ class Format(ABC):
     def engine(self, trained: TrainedModel, folder: Path) -> Engine:
         """Return an engine that runs the written folder."""
 
-    def searches(self, max_length: int) -> list[DecodingConfig]:
-        """Return the searches to compare engines by; the last one is that of the code example."""
-        beam = BeamConfig(beam_size=BEAM_SIZE, max_length=max_length)
-        return [GreedyConfig(max_length=max_length), beam]
+    def searches(self, own: DecodingConfig) -> list[DecodingConfig]:
+        """Return the searches to compare engines by; the last one is that of the code example.
+
+        `own` is the search of the run.
+        """
+        return [GreedyConfig(max_length=own.max_length), beam_of(own)]
 
     @abstractmethod
     def example(self, trained: TrainedModel, line: str) -> str:
@@ -98,6 +99,14 @@ class Format(ABC):
         """Write a new folder atomically; errors are those of `written`."""
         with self.written(trained, folder):
             pass
+
+
+def beam_of(own: DecodingConfig) -> BeamConfig:
+    """Return the beam size and length penalty of a run; the defaults if its search is no beam."""
+    beam = own if isinstance(own, BeamConfig) and own.beam_size > 1 else BeamConfig()
+    return BeamConfig(
+        beam_size=beam.beam_size, length_penalty=beam.length_penalty, max_length=own.max_length
+    )
 
 
 def filled(template: str, **values: object) -> str:

@@ -95,8 +95,8 @@ class OnnxFormat(Format):
         tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
         return OnnxEngine(folder, tokens, max_length=trained.model.max_length)
 
-    def searches(self, max_length: int) -> list[DecodingConfig]:
-        return super().searches(max_length)[::-1]
+    def searches(self, own: DecodingConfig) -> list[DecodingConfig]:
+        return super().searches(own)[::-1]
 
     def example(self, trained: TrainedModel, line: str) -> str:
         tokenizers = trained.tokenizers

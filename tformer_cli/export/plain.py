@@ -16,7 +16,7 @@ from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export.check import cpu_engine
-from tformer_cli.export.format import BEAM_SIZE, Format, example_languages, filled
+from tformer_cli.export.format import Format, beam_of, example_languages, filled
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
 from tformer_cli.storage.checkpoint import save_tensors
@@ -56,15 +56,16 @@ class PlainFormat(Format):
         return cpu_engine(read_plain_folder(folder))
 
     def example(self, trained: TrainedModel, line: str) -> str:
-        max_length = trained.config.decoding.max_length
+        beam = beam_of(trained.config.decoding)
         data = trained.config.data
         _, target = example_languages(data)
         return filled(
             "plain.py.txt",
             line=repr(line),
             to=f", to={target!r}" if len(data.targets) > 1 else "",
-            beam_size=BEAM_SIZE,
-            max_length=max_length,
+            beam_size=beam.beam_size,
+            length_penalty=beam.length_penalty,
+            max_length=beam.max_length,
         )
 
     def packages(self, trained: TrainedModel) -> list[str]:
