@@ -18,6 +18,7 @@ from typing import Any
 from safetensors import safe_open
 
 from tformer_cli.errors import CheckpointError
+from tformer_cli.export.card import search_in_words, table_code
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_progress
@@ -57,11 +58,9 @@ def rows(runs: Sequence[RunDirectory]) -> list[str]:
     table = []
     for name, (score, decoding) in results[0].items():
         test_set = f"{name}, {score['num_sentences']:,} sentences"
-        # Between backticks not every renderer knows an escaped bar.
-        signature = f"<code>{score['signature'].replace('|', '&#124;')}</code>"
         scores = [result[name][0]["score"] for result in results]
-        cells = (config, test_set, in_words(scores), signature)
-        more = (search(decoding), minutes, hardware, parameters)
+        cells = (config, test_set, in_words(scores), table_code(score["signature"]))
+        more = (search_in_words(decoding), minutes, hardware, parameters)
         table.append(f"| {' | '.join((*cells, *more))} |")
     return table
 
@@ -113,17 +112,6 @@ def in_words(scores: Sequence[float]) -> str:
         return f"{scores[0]:.2f}"
     mean, deviation = statistics.mean(scores), statistics.stdev(scores)
     return f"{mean:.1f} ± {deviation:.1f} ({len(scores)} seeds)"
-
-
-def search(decoding: dict[str, object]) -> str:
-    """Return a search in words, with what `tformer tune` changes."""
-    kind, size = decoding["kind"], decoding["no_repeat_ngram_size"]
-    limit = f", no repeated {size}-grams" if size else ""
-    if kind == "greedy":
-        return f"greedy{limit}"
-    penalty = decoding["length_penalty"]
-    length = f", length penalty {penalty:g}" if penalty != 1 else ""
-    return f"beam {decoding['beam_size']}{length}{limit}"
 
 
 def num_parameters(file: Path) -> int:

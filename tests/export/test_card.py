@@ -1,7 +1,7 @@
 """The page that goes with an exported model."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,9 +9,10 @@ import pytest
 import yaml
 from exportable import BASE, lively
 
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.evaluation.metrics import Score
-from tformer_cli.export.card import Card, known_scores, model_card
+from tformer_cli.export.card import Card, KnownScore, known_scores, model_card, search_in_words
 from tformer_cli.storage.run_directory import RunDirectory
 
 CARD = Card(
@@ -27,7 +28,8 @@ FORM = SimpleNamespace(
     example=lambda trained, line: f"print({line!r})",
     versions=lambda: {"ctranslate2": "4.8.5"},
 )
-SCORES = {"flickr": [Score("BLEU", 38.1234, "nrefs:1|tok:13a", 1000)]}
+SCORE = Score("BLEU", 38.1234, "nrefs:1|tok:13a", 1000)
+SCORES = {"flickr": [KnownScore(SCORE, "beam 5")]}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_page_says_what_the_model_is_and_how_to_use_it(model):
         "```python\nprint('Hello')\n```",
         "> Hallo",
         "Training has seen none of more than 256 tokens",
-        "| flickr | BLEU | 38.12 | 1,000 | `nrefs:1|tok:13a` |",
+        "| flickr | BLEU | 38.12 | 1,000 | beam 5 | <code>nrefs:1&#124;tok:13a</code> |",
         "- greedy search: 8 of 8 lines translated alike",
         "- ctranslate2 4.8.5",
         "- tformer ",
@@ -135,12 +137,37 @@ def files_of(folder: Path) -> SimpleNamespace:
 def test_scores_are_those_of_the_model_alone(tmp_path):
     files = files_of(tmp_path)
     assert known_scores(files) == {}
-    written(files.run, "flickr", models=["own"])
+    search = {"kind": "beam", "beam_size": 4, "length_penalty": 0.5, "no_repeat_ngram_size": 3}
+    written(files.run, "flickr", models=["own"], decoding=search)
     written(files.run, "earlier")
+    written(files.run, "mbr", decoding=search | {"kind": "sample"}, mbr={"metric": "chrf"})
     written(files.run, "other", models=["other"])
     written(files.run, "ensemble", num_models=2, models=["own", "other"])
     expected = [Score("BLEU", 30.0, "s", 5), Score("TER", 30.0, "s", 5)]
-    assert known_scores(files) == {"earlier": expected, "flickr": expected}
+    searches = {
+        "earlier": "not recorded",
+        "flickr": "beam 4, length penalty 0.5, no repeated 3-grams",
+        "mbr": "sample, no repeated 3-grams, MBR",
+    }
+    assert known_scores(files) == {
+        name: [KnownScore(score, search) for score in expected] for name, search in searches.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        (BeamConfig(beam_size=4), "beam 4"),
+        (
+            BeamConfig(length_penalty=1.4, no_repeat_ngram_size=3),
+            "beam 5, length penalty 1.4, no repeated 3-grams",
+        ),
+        (GreedyConfig(), "greedy"),
+        (GreedyConfig(no_repeat_ngram_size=4), "greedy, no repeated 4-grams"),
+    ],
+)
+def test_a_search_is_told_with_what_is_tuned(search, words):
+    assert search_in_words(asdict(search)) == words
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"scores": [{"name": "BLEU"}]}'])

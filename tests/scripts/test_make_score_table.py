@@ -6,7 +6,7 @@ from dataclasses import asdict
 import make_score_table
 import pytest
 
-from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import load_progress
@@ -34,22 +34,6 @@ def test_a_row_says_what_the_run_folder_says(toy_run, tformer, tmp_path):
         f"{threads} thread{'s' * (threads != '1')}, {state.environment['device']}",
         f"{parameters / 1e6:.1f} M",
     ]
-
-
-@pytest.mark.parametrize(
-    ("search", "words"),
-    [
-        (BeamConfig(beam_size=4), "beam 4"),
-        (
-            BeamConfig(length_penalty=1.4, no_repeat_ngram_size=3),
-            "beam 5, length penalty 1.4, no repeated 3-grams",
-        ),
-        (GreedyConfig(), "greedy"),
-        (GreedyConfig(no_repeat_ngram_size=4), "greedy, no repeated 4-grams"),
-    ],
-)
-def test_a_search_is_told_with_what_is_tuned(search, words):
-    assert make_score_table.search(asdict(search)) == words
 
 
 @pytest.fixture

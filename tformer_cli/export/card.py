@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -31,22 +31,31 @@ class Card:
     checks: Sequence[str]
 
 
-def known_scores(files: ModelFiles) -> dict[str, list[Score]]:
+class KnownScore(NamedTuple):
+    """A score, and the search of the translations, in words."""
+
+    score: Score
+    search: str
+
+
+def known_scores(files: ModelFiles) -> dict[str, list[KnownScore]]:
     """Return the scores of a model for each test set, as `tformer eval` left them in its run.
 
     Those of ensembles and of other checkpoints are left out. Earlier versions noted no model.
     """
     own = [files.fingerprint]
-    scores: dict[str, list[Score]] = {}
+    scores: dict[str, list[KnownScore]] = {}
     for file in sorted(files.run.eval.glob("*.json")):
         try:
             evaluation = read_json(file)
             if evaluation.get("num_models", 1) > 1 or evaluation.get("models", own) != own:
                 continue
+            search = _search(evaluation)
             for score in evaluation["scores"]:
                 name, signature = str(score["name"]), str(score["signature"])
                 number, count = float(score["score"]), int(score["num_sentences"])
-                scores.setdefault(file.stem, []).append(Score(name, number, signature, count))
+                known = KnownScore(Score(name, number, signature, count), search)
+                scores.setdefault(file.stem, []).append(known)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             got = repr(error)
             remedy = "remove it, or run `tformer eval` again"
@@ -54,8 +63,33 @@ def known_scores(files: ModelFiles) -> dict[str, list[Score]]:
     return scores
 
 
+def _search(evaluation: Mapping[str, Any]) -> str:
+    """Return the search of an evaluation; earlier versions noted none, or other keys."""
+    try:
+        words = search_in_words(evaluation["decoding"])
+    except KeyError:
+        return "not recorded"
+    return words if evaluation.get("mbr") is None else f"{words}, MBR"
+
+
+def search_in_words(decoding: Mapping[str, Any]) -> str:
+    """Return a recorded search in words, with what `tformer tune` changes."""
+    kind, size = decoding["kind"], decoding["no_repeat_ngram_size"]
+    limit = f", no repeated {size}-grams" if size else ""
+    if kind != "beam":
+        return f"{kind}{limit}"
+    penalty = decoding["length_penalty"]
+    length = f", length penalty {penalty:g}" if penalty != 1 else ""
+    return f"beam {decoding['beam_size']}{length}{limit}"
+
+
+def table_code(text: str) -> str:
+    """Return code as a cell of a table in Markdown; few renderers know an escaped bar in one."""
+    return f"<code>{text.replace('|', '&#124;')}</code>"
+
+
 def model_card(
-    trained: TrainedModel, form: Format, card: Card, scores: Mapping[str, Sequence[Score]]
+    trained: TrainedModel, form: Format, card: Card, scores: Mapping[str, Sequence[KnownScore]]
 ) -> str:
     """Return the card: Markdown after the YAML front matter that model hubs read."""
     config = trained.config
@@ -90,7 +124,7 @@ def model_card(
 
 
 def _front_matter(
-    trained: TrainedModel, form: Format, card: Card, scores: Mapping[str, Sequence[Score]]
+    trained: TrainedModel, form: Format, card: Card, scores: Mapping[str, Sequence[KnownScore]]
 ) -> dict[str, Any]:
     data = trained.config.data
     library = form.program.lower()
@@ -107,7 +141,7 @@ def _front_matter(
             "dataset": {"name": name, "type": name},
             "metrics": [
                 {"type": score.name.lower(), "name": score.name, "value": round(score.score, 2)}
-                for score in own
+                for score, _ in own
             ],
         }
         for name, own in scores.items()
@@ -117,14 +151,14 @@ def _front_matter(
     return matter
 
 
-def _score_table(scores: Mapping[str, Sequence[Score]]) -> str:
+def _score_table(scores: Mapping[str, Sequence[KnownScore]]) -> str:
     if not scores:
         return "None yet: `tformer eval` before the export puts them here."
     rows = [
         f"| {name} | {score.name} | {score.score:.2f} | {score.num_sentences:,} "
-        f"| `{score.signature}` |"
+        f"| {search} | {table_code(score.signature)} |"
         for name, own in scores.items()
-        for score in own
+        for score, search in own
     ]
     return filled("scores.md", rows="\n".join(rows)).rstrip("\n")
 
