@@ -1,18 +1,26 @@
 """A model from elsewhere becomes a run: of a plain folder, bit for bit the run that it was of."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from exportable import content_of
+from exportable import BASE, CHARACTERS, content_of
+from m2m import save_m2m
+from t5 import CASES, save_t5
+from toy import write_languages
 
+from tformer_cli import Translator
 from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import StorageError, TformerError
 from tformer_cli.export.plain import PlainFormat
-from tformer_cli.export.run import import_run
+from tformer_cli.export.run import import_run, read_model
+from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
+from tformer_cli.text.tokenizer import build_tokenizers
 
 
 @pytest.fixture
@@ -55,6 +63,66 @@ def test_an_imported_run_looks_for_its_text_beside_its_config(toy_run, plain, tm
     file = tmp_path / "run" / "config.yaml"
     assert load_config(file).data.valid.source == tmp_path / "run" / name
     assert load_config(file, [f"data.root={corpus}"]).data.texts() == texts
+
+
+def plain_of(trained: TrainedModel, folder: Path) -> Path:
+    folder.mkdir()
+    PlainFormat().write(trained, folder)
+    return folder
+
+
+def test_the_texts_of_an_import_are_in_the_languages_that_are_named(toy_run, tmp_path):
+    trained = load_trained_model(RunDirectory(toy_run))
+    data = trained.config.data
+    own = {"source_language": data.source_language, "target_language": data.target_language}
+    named = replace(data, train=tuple(replace(text, **own) for text in data.train))
+    trained = replace(trained, config=replace(trained.config, data=named))
+    folder = plain_of(trained, tmp_path / "plain")
+    import_run(folder, RunDirectory(tmp_path / "run"), target_language="ja")
+    read = load_config(tmp_path / "run" / "config.yaml").data
+    assert {read.direction_of(text) for text in read.texts().values()} == {
+        (data.source_language, "ja")
+    }
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_languages_that_tags_tell_apart_keep_their_names(side, tmp_path):
+    config = load_config(write_languages(tmp_path / "data"))
+    config = replace(config, model=BASE, tokenizer=CharConfig())
+    tokenizers = build_tokenizers(config.tokenizer, lambda: CHARACTERS, seed=1)
+    size = tokenizers.source.size
+    model = build_model(BASE, source_size=size, target_size=size, seed=1)
+    folder = plain_of(TrainedModel(config, tokenizers, model, step=3), tmp_path / "plain")
+    with pytest.raises(TformerError) as caught:
+        import_run(folder, RunDirectory(tmp_path / "run"), **{f"{side}_language": "cc"})
+    assert str(caught.value) == (
+        f"`{side}_language`: cannot be changed in a model of several languages (cc); leave it "
+        "out, and name it when you translate: `to`"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plain_folder_with_language_tokens_has_no_other_languages(tmp_path):
+    save_m2m(tmp_path / "nllb", "nllb")
+    folder = plain_of(read_model(tmp_path / "nllb"), tmp_path / "plain")
+    with pytest.raises(TformerError) as caught:
+        read_model(folder, target_language="xx")
+    assert str(caught.value) == (
+        "`target_language`: is in a language that the vocabulary lacks (xx); choose from: "
+        "eng_Latn, deu_Latn, zho_Hans"
+    )
+    import_run(folder, RunDirectory(tmp_path / "run"), target_language="zho_Hans")
+    assert Translator.load(tmp_path / "run").direction.languages == ("eng_Latn", "zho_Hans")
+
+
+def test_a_plain_folder_with_prefixes_has_no_other_targets(tmp_path):
+    save_t5(tmp_path / "t5", **CASES["madlad"])
+    folder = plain_of(read_model(tmp_path / "t5"), tmp_path / "plain")
+    with pytest.raises(TformerError, match="has no prefix in this model"):
+        read_model(folder, target_language="xx")
+    run = RunDirectory(tmp_path / "run")
+    import_run(folder, run, source_language="en", target_language="fr")
+    assert Translator.load(run.path).direction.languages == ("en", "fr")
 
 
 def test_an_imported_run_needs_its_folder_no_more(plain, tmp_path):

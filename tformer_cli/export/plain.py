@@ -14,7 +14,7 @@ import torch
 
 from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.errors import CheckpointError, Problem
+from tformer_cli.errors import CheckpointError, Problem, UsageError
 from tformer_cli.export.check import cpu_engine
 from tformer_cli.export.format import Format, beam_of, example_languages, filled
 from tformer_cli.search.native_engine import NativeEngine
@@ -112,11 +112,27 @@ def read_plain_folder(
 
 
 def in_languages(trained: TrainedModel, source: str | None, target: str | None) -> TrainedModel:
-    """Return a model whose languages are called otherwise; None leaves a name as it is."""
+    """Return a model whose languages are called otherwise; None leaves a name as it is.
+
+    Raises:
+        UsageError: the model knows its languages by their names, and lacks one of these, or was
+            trained on several.
+    """
+    given = {"`source_language`": source, "`target_language`": target}
+    named = {where: name for where, name in given.items() if name is not None}
+    if not named:
+        return trained
     data = trained.config.data
-    data = replace(
-        data,
-        source_language=source or data.source_language,
-        target_language=target or data.target_language,
-    )
+    if len(data.directions) > 1:
+        what = "cannot be changed in a model of several languages"
+        remedy = "leave it out, and name it when you translate: `to`"
+        raise UsageError(next(iter(named)), what, got=next(iter(named.values())), remedy=remedy)
+    if target is not None and data.prefixes is not None and target not in data.prefixes:
+        what = "has no prefix in this model"
+        remedy = "leave it out, and add one to data.prefixes of the run"
+        raise UsageError("`target_language`", what, got=target, remedy=remedy)
+    for where, name in named.items():
+        trained.tokenizers.language_ids((name, name), where)
+    ((own_source, own_target),) = data.directions
+    data = data.renamed(source or own_source, target or own_target)
     return replace(trained, config=replace(trained.config, data=data))

@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 import torch
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, target_token
+from tformer_cli.config.schema.data import target_token
 from tformer_cli.config.schema.model import EncoderDecoderConfig, T5Positions
 from tformer_cli.config.schema.tokenizer import T5TokenizerConfig
-from tformer_cli.errors import CheckpointError, Problem, UsageError
+from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export.check import ImportedFormat
 from tformer_cli.export.format import filled
+from tformer_cli.export.plain import in_languages
 from tformer_cli.export.settings import (
     LANGUAGES_FILE,
     RESTORE,
@@ -257,14 +258,16 @@ def read_t5(
     names = t5_names(config, stored.weights)
     model = stored.network(names, (rows, rows), config, outside=OUTSIDE)
     source, prefixes = read_prefixes(settings.values, tokenizer)
+    data = data_config(source or "source", next(iter(prefixes), "target"))
     whole = Config(
-        data=_data(source_language or source, target_language, prefixes),
+        data=replace(data, prefixes=prefixes or None),
         tokenizer=T5TokenizerConfig(),
         model=config,
         decoding=read_search(folder / SEARCH_FILE),
     )
     tokenizers = Tokenizers(tokenizer, tokenizer, shared=True)
-    return TrainedModel(whole, tokenizers, model, step=0)
+    trained = TrainedModel(whole, tokenizers, model, step=0)
+    return in_languages(trained, source_language, target_language)
 
 
 def _settings(file: Path) -> Settings:
@@ -370,14 +373,3 @@ def read_prefixes(
             source = match[1]
             prefixes[match[2]] = prefix
     return source, prefixes
-
-
-def _data(source: str | None, target: str | None, prefixes: Mapping[str, str]) -> DataConfig:
-    if target is not None and prefixes:
-        if target not in prefixes:
-            what = "has no prefix in this model"
-            remedy = "leave it out, and add one to data.prefixes of the run"
-            raise UsageError("`target_language`", what, got=target, remedy=remedy)
-        prefixes = {target: prefixes[target], **prefixes}
-    data = data_config(source or "source", target or next(iter(prefixes), "target"))
-    return replace(data, prefixes=dict(prefixes) or None)

@@ -248,6 +248,30 @@ class DataConfig:
         """Return the data with `languages` of each file of pairs."""
         return self._with_texts(self.language_set)
 
+    def renamed(self, source: str, target: str) -> Self:
+        """Return the data of a single direction with other names for its languages.
+
+        Of a model with prefixes, the target is one of their languages.
+        """
+        ((own_source, own_target),) = self.directions
+
+        def unnamed(text: _Text) -> _Text:
+            if isinstance(text, PlainText):
+                return text
+            names: dict[str, Any] = {}
+            if text.source_language == own_source:
+                names["source_language"] = None
+            if text.target_language == own_target:
+                names["target_language"] = None
+            return replace(text, **names)
+
+        prefixes = self.prefixes
+        if prefixes is not None:
+            # The first is that of the language to translate into by default.
+            prefixes = {target: prefixes[target], **prefixes}
+        data = replace(self, prefixes=prefixes, source_language=source, target_language=target)
+        return data._with_texts(unnamed)
+
     def language_set(self, text: _Text) -> _Text:
         """Return a text with `languages` if it is a file of pairs without."""
         if not isinstance(text, PairsFile) or text.languages is not None:
