@@ -66,8 +66,8 @@ def test_import_says_what_it_has_made(opus, tmp_path, tformer):
     trained = load_trained_model(RunDirectory(run))
     assert result.stdout == (
         f"{run}: fr -> de, {trained.model.num_parameters():,} parameters, vocabulary 45\n"
-        f"next: tformer translate '{run}'\n"
     )
+    assert result.stderr.endswith(f"next: tformer translate '{run}'\n")
 
 
 def test_an_imported_run_translates_evaluates_and_scores(opus, run, tformer):

@@ -3,13 +3,16 @@
 import contextlib
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sacrebleu
 import yaml
 from safetensors.torch import load_file
+from toy import write_languages
 
+from tformer_cli.cli.entry import suggest_translation
 from tformer_cli.config.load import load_config
 
 FORMAT = ("--format", "safetensors")
@@ -118,11 +121,22 @@ def test_import_says_what_it_has_made(plain, tmp_path, tformer):
     weights = load_file(plain / "model.safetensors")
     num_parameters = sum(weight.numel() for weight in weights.values())
     size = len(weights["encoder.embeddings.tokens.weight"])
-    first, last = result.stdout.splitlines()
-    assert first == (
-        f"{tmp_path}/again: source -> de, {num_parameters:,} parameters, vocabulary {size}"
+    assert result.stdout == (
+        f"{tmp_path}/again: source -> de, {num_parameters:,} parameters, vocabulary {size}\n"
     )
-    assert last == f"next: tformer translate {tmp_path}/again"
+    assert result.stderr == f"next: tformer translate {tmp_path}/again\n"
+
+
+def test_a_suggested_translation_names_a_target_language_where_it_is_needed(tmp_path, capsys):
+    config = load_config(write_languages(tmp_path))
+    suggest_translation(config, tmp_path / "a run", "--json")
+    assert capsys.readouterr().err == (
+        f"next: tformer translate '{tmp_path}/a run' --to bb --json\n"
+    )
+    prefixes = {"bb": "<2bb> ", "aa": "<2aa> ", "cc": "<2cc> "}
+    with_prefixes = replace(config, data=replace(config.data, prefixes=prefixes))
+    suggest_translation(with_prefixes, tmp_path)
+    assert capsys.readouterr().err == f"next: tformer translate {tmp_path}\n"
 
 
 def test_an_imported_run_translates_and_evaluates_as_the_original(toy_run, again, tformer):

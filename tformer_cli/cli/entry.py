@@ -368,8 +368,17 @@ def suggest(*words: object) -> None:
 
 def suggest_use(config: "Config", run: Path, *options: object) -> None:
     """Suggest to evaluate a model that translates, or to translate if there is no test set."""
-    if config.model.kind != "masked_encoder":
-        suggest("eval" if config.data.test else "translate", run, *options)
+    if config.model.kind != "masked_encoder" and config.data.test:
+        suggest("eval", run, *options)
+    elif config.model.kind != "masked_encoder":
+        suggest_translation(config, run, *options)
+
+
+def suggest_translation(config: "Config", run: Path, *options: object) -> None:
+    """Suggest to translate, into the first target language of a model that needs one."""
+    data = config.data
+    to = ("--to", data.targets[0]) if data.has_target_tags else ()
+    suggest("translate", run, *to, *options)
 
 
 def table(rows: Iterable[Sequence[str]], align: str) -> str:

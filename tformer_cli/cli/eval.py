@@ -12,7 +12,7 @@ from tformer_cli.cli.entry import (
     extend_bar,
     refuse_torchrun,
     relative,
-    suggest,
+    suggest_translation,
     tell,
     warn,
 )
@@ -38,6 +38,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.cli.streams import check_outputs, open_output, reject_pipes
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.errors import UsageError
 from tformer_cli.terminal import progress_bar
@@ -144,7 +145,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(results, indent=2, ensure_ascii=False))
     else:
-        suggest("translate", run_directory.path)
+        suggest_translation(load_config(run_directory.config_file), run_directory.path)
 
 
 def _description(evaluation: "Evaluation") -> str:

@@ -1,7 +1,6 @@
 """`tformer export`, `tformer import`, `tformer trim` and `tformer extend`."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,8 +18,9 @@ from tformer_cli.cli.bitext import (
     given_text,
     languages_of,
 )
-from tformer_cli.cli.entry import suggest, tell
+from tformer_cli.cli.entry import suggest, suggest_translation, tell
 from tformer_cli.cli.options import CheckpointOption, JsonOption, LeadingRunArgument, chosen_run
+from tformer_cli.config.load import load_config
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.terminal import progress_bar
@@ -153,7 +153,7 @@ def import_(
         f"{trained.model.num_parameters():,} parameters, "
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}"
     )
-    tell(f"next: tformer translate {shlex.quote(str(run))}")
+    suggest_translation(trained.config, run)
 
 
 def trim(
@@ -195,7 +195,7 @@ def trim(
     for name, old, new in zip(before._fields, before, after, strict=True):
         tell(f"{name.replace('_', ' ')}: {old:,} -> {new:,}")
     tell(f"{output}: written")
-    suggest("translate", output)
+    suggest_translation(load_config(RunDirectory(output).config_file), output)
 
 
 def extend(

@@ -12,7 +12,7 @@ from tformer_cli.cli.entry import (
     extend_bar,
     refuse_torchrun,
     relative,
-    suggest,
+    suggest_translation,
     suggest_use,
     table,
     tell,
@@ -101,11 +101,10 @@ def tune(
     if is_written:
         tell(f"{run_directory.config_file}: written")
     changes = _options(tuning) if is_changed and not is_written else ()
-    if (run_directory.path / EXPORT_FILE).is_file():
-        # An export has no likelihood, so it is not evaluated.
-        suggest("translate", run_directory.path, *changes)
-    else:
-        suggest_use(load_config(run_directory.config_file), run_directory.path, *changes)
+    # An export has no likelihood, so it is not evaluated.
+    is_export = (run_directory.path / EXPORT_FILE).is_file()
+    suggest_next = suggest_translation if is_export else suggest_use
+    suggest_next(load_config(run_directory.config_file), run_directory.path, *changes)
 
 
 def _trials(tuning: "Tuning") -> str:
@@ -190,4 +189,4 @@ def calibrate(
     rows = [reliability_row(*each) for each in model.reliability.items()]
     tell(table([RELIABILITY_HEAD, *rows], align="<>>>>>"))
     tell(f"{run_directory.confidence_file}: written")
-    suggest("translate", run_directory.path, "--json")
+    suggest_translation(load_config(run_directory.config_file), run_directory.path, "--json")

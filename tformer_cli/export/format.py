@@ -18,7 +18,6 @@ from tformer_cli.extras import EXTRAS, package
 from tformer_cli.search.engine import Engine
 from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.m2m import M2MTokenizer
 from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Ids, Tokenizer, Tokenizers
@@ -203,7 +202,7 @@ def token_code(
 def _target_tokens(trained: TrainedModel) -> str:
     """Return a comment with the token of each target language, if sources begin with one."""
     data, tokenizers = trained.config.data, trained.tokenizers
-    if len(data.targets) < 2 or data.prefixes or isinstance(tokenizers.source, M2MTokenizer):
+    if not data.has_target_tags:
         return ""
     ids = tag_ids([target_token(target) for target in data.targets], data.tags)
     tokens = zip(data.targets, tokenizers.source.tokens(ids), strict=True)

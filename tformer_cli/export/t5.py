@@ -258,7 +258,8 @@ def read_t5(
     names = t5_names(config, stored.weights)
     model = stored.network(names, (rows, rows), config, outside=OUTSIDE)
     source, prefixes = read_prefixes(settings.values, tokenizer)
-    data = data_config(source or "source", next(iter(prefixes), "target"))
+    target = target_language or next(iter(prefixes), "target")
+    data = data_config(source_language or source or "source", target)
     whole = Config(
         data=replace(data, prefixes=prefixes or None),
         tokenizer=T5TokenizerConfig(),

@@ -157,6 +157,12 @@ class DataConfig:
         """The target languages, of `prefixes` or of the training texts, in their order."""
         return tuple(self.prefixes or dict.fromkeys(target for _, target in self.directions))
 
+    @property
+    def has_target_tags(self) -> bool:
+        """Whether each source begins with the tag of its target language."""
+        has_others = self.language_marks == "tokens" or self.prefixes is not None
+        return not has_others and len(self.targets) > 1
+
     def direction_of(self, text: Text) -> Direction:
         """Return source and target language of a text."""
         own = self.source_language, self.target_language
@@ -178,7 +184,7 @@ class DataConfig:
         With several target languages and no prefixes, the first one is that of the language.
         """
         own = text.tags if isinstance(text, TrainingBitext) else ()
-        if self.language_marks == "tokens" or self.prefixes or len(self.targets) < 2:
+        if not self.has_target_tags:
             return own
         return target_token(self.direction_of(text)[1]), *own
 
@@ -335,8 +341,7 @@ class DataConfig:
             if self.train and target not in self.targets:
                 what = "is no target language of data.train"
                 yield Problem(f"{key}.target_language", what, target, f"choose from: {choices}")
-        has_tags = self.language_marks == "tags" and len(self.targets) > 1
-        tokens = set(map(target_token, self.targets if has_tags else ()))
+        tokens = set(map(target_token, self.targets if self.has_target_tags else ()))
         for index, own in enumerate(self.train):
             for name in tokens.intersection(getattr(own, "tags", ())):
                 what = "is the tag of a target language"
