@@ -84,6 +84,19 @@ def test_page_says_what_the_model_is_and_how_to_use_it(model):
         assert part in page
 
 
+def test_page_of_an_imported_model_tells_of_no_training(model):
+    page = model_card(replace(model, step=0), FORM, CARD, {})
+    assert "parameters that its run did not train. CTranslate2 runs it." in page
+    assert "Split lines of more than 256 tokens." in page
+    data = page.split("## Data\n\n")[1]
+    assert data.startswith(
+        "The run has read no text. Its config names, for a training:\n\n"
+        "- `data.train.0`: `text.en`, `text.de`"
+    )
+    assert "steps of training" not in page
+    assert "Training has seen" not in page
+
+
 def test_page_names_the_data_and_no_folder_of_this_machine(model):
     config = model.config
     training = replace(config.training, init_from=Path("/secret/runs/first"))

@@ -101,18 +101,13 @@ def model_card(
         name=card.name,
         directions=", ".join(map(" into ".join, config.data.directions)),
         num_parameters=f"{trained.model.num_parameters():,}",
-        steps=f"{trained.step:,}",
+        **_history(trained),
         program=form.program,
         packages=" ".join(form.packages(trained)),
         example=form.example(trained, card.line).rstrip("\n"),
         translation="\n".join(f"> {line}" for line in card.translation.splitlines() or [""]),
-        max_length=f"{config.data.filters.max_length:,}",
         scores=_score_table(scores),
         checks="\n".join(f"- {check}" for check in card.checks),
-        data="\n".join(
-            f"- `data.{key}`: " + ", ".join(f"`{file.name}`" for file in text.files.values())
-            for key, text in config.data.texts().items()
-        ),
         config=_config_yaml(trained),
         versions="\n".join(f"- {name} {version}" for name, version in versions.items()),
         license="To be filled in: nobody has said under which terms the weights may be used."
@@ -121,6 +116,30 @@ def model_card(
     )
     # Names of files need not be UTF-8.
     return page.encode(errors="backslashreplace").decode()
+
+
+def _history(trained: TrainedModel) -> dict[str, str]:
+    """Return what is said of the training; a model of no step was imported, or is cut or extended.
+
+    The config of such a model has defaults, and names text that a further training would read.
+    """
+    data = trained.config.data
+    texts = "\n".join(
+        f"- `data.{key}`: " + ", ".join(f"`{file.name}`" for file in text.files.values())
+        for key, text in data.texts().items()
+    )
+    limit = f"more than {data.filters.max_length:,} tokens"
+    if trained.step == 0:
+        return {
+            "training": " that its run did not train",
+            "longest": f"Split lines of {limit}.",
+            "data": f"The run has read no text. Its config names, for a training:\n\n{texts}",
+        }
+    return {
+        "training": f" after {trained.step:,} steps of training by tformer",
+        "longest": f"Training has seen none of {limit}: split longer ones.",
+        "data": texts,
+    }
 
 
 def _front_matter(
