@@ -15,6 +15,7 @@ from tformer_cli import Translator
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import StorageError, TformerError
+from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.plain import PlainFormat
 from tformer_cli.export.run import import_run, read_model
 from tformer_cli.model.build import build_model
@@ -56,8 +57,10 @@ def test_an_imported_run_is_the_original_bit_for_bit(toy_run, plain, tmp_path):
     assert run.pointed("best") == run.pointed("last") == run.checkpoint(0)
 
 
-def test_an_imported_run_looks_for_its_text_beside_its_config(toy_run, plain, tmp_path):
-    import_run(plain, RunDirectory(tmp_path / "run"))
+@pytest.mark.parametrize("form", [PlainFormat(), CTranslate2Format()], ids=["plain", "ct2"])
+def test_an_imported_run_looks_for_its_text_beside_its_config(toy_run, form, tmp_path):
+    form.save(load_trained_model(RunDirectory(toy_run)), tmp_path / "folder")
+    import_run(tmp_path / "folder", RunDirectory(tmp_path / "run"))
     texts = load_config(toy_run / "config.yaml").data.texts()
     corpus, name = texts["valid"].source.parent, texts["valid"].source.name
     file = tmp_path / "run" / "config.yaml"

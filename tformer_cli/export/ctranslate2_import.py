@@ -29,7 +29,7 @@ from tformer_cli.export.ctranslate2_network import (
     linear_layers,
     read_network,
 )
-from tformer_cli.export.plain import in_languages
+from tformer_cli.export.plain import in_languages, portable_config
 from tformer_cli.export.settings import SETTINGS_FILE
 from tformer_cli.export.weights import (
     BIAS,
@@ -253,7 +253,7 @@ def read_ctranslate2(
 def _read_export(folder: Path, stored: StoredModel) -> TrainedModel:
     """Return the model of a folder that `tformer export` wrote."""
     files = find_model(RunDirectory(folder))
-    config, tokenizers = files.config, files.tokenizers
+    config, tokenizers = portable_config(files.config), files.tokenizers
     assert isinstance(config.model, EncoderDecoderConfig), "CTranslate2 exports are of this kind"
     ids = [torch.arange(side.size) for side in (tokenizers.source, tokenizers.target)]
     model = _model(stored, Layout(config.model, is_export=True), tokenizers, ids)
