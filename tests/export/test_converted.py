@@ -140,7 +140,9 @@ def test_one_sentencepiece_model_is_of_both_languages(folder):
 
 
 def test_languages_and_search_are_those_of_the_model(folder):
-    write_json(folder / "generation_config.json", {"num_beams": 4, "max_length": 33})
+    # CTranslate2 has no such limit as ours.
+    search = {"num_beams": 4, "max_length": 33, "no_repeat_ngram_size": 3}
+    write_json(folder / "generation_config.json", search)
     files = read_converted(folder)
     languages = files.config.data.source_language, files.config.data.target_language
     assert languages == ("en", "de")

@@ -144,9 +144,28 @@ def test_generate_there_searches_as_the_run_does(tmp_path, monkeypatch):
     assert not (written[:, 1] == tokenizer.eos_token_id).any()
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, 3])
+def test_generate_there_repeats_no_more_than_the_run_does(size, tmp_path, monkeypatch):
+    model = trained(*CASES["all"])
+    search = GreedyConfig(max_length=20, no_repeat_ngram_size=size)
+    assert MarianFormat().searches(search) == [search]
+    model = replace(model, config=replace(model.config, decoding=search))
+    MarianFormat().save(model, tmp_path / "marian")
+    theirs, tokenizer = loaded(tmp_path / "marian", monkeypatch), tokenizer_of(tmp_path / "marian")
+    written = theirs.generate(**tokenizer(LINES, return_tensors="pt", padding=True))
+    ours = translator(model).translate(LINES, decoding=search)
+    assert [text.strip() for text in ours] == tokenizer.batch_decode(
+        written, skip_special_tokens=True
+    )
+
+
 @pytest.mark.parametrize(
     "search",
-    [GreedyConfig(max_length=9), BeamConfig(beam_size=4, length_penalty=0.6, max_length=9)],
+    [
+        GreedyConfig(max_length=9),
+        BeamConfig(beam_size=4, length_penalty=0.6, max_length=9),
+        GreedyConfig(max_length=9, no_repeat_ngram_size=3),
+    ],
 )
 def test_a_search_that_goes_there_and_back_is_the_same(search, tmp_path):
     model = trained(*CASES["all"])

@@ -43,6 +43,8 @@ def test_without_the_file_the_search_is_our_own(file):
         ({"max_new_tokens": 20}, BeamConfig(max_length=20)),
         ({"max_new_tokens": 20, "max_length": 512}, BeamConfig(max_length=20)),
         ({"max_length": 100_000}, BeamConfig(max_length=99_999)),
+        ({"no_repeat_ngram_size": 3}, BeamConfig(no_repeat_ngram_size=3)),
+        ({"num_beams": 1, "no_repeat_ngram_size": 0}, GreedyConfig()),
         ({"num_beams": None, "max_length": None, "length_penalty": None}, BeamConfig()),
     ],
 )
@@ -82,6 +84,10 @@ REMEDY = "correct generation_config.json, or remove it to have a search of ours"
         ({"num_beams": 2000}, "decoding.beam_size: must be at most 1000 (2000)"),
         ({"length_penalty": -1}, "decoding.length_penalty: must be at least 0 (-1.0)"),
         ({"max_new_tokens": 0}, "decoding.max_length: must be at least 1 (0)"),
+        (
+            {"no_repeat_ngram_size": -1},
+            "decoding.no_repeat_ngram_size: must be at least 0 (-1)",
+        ),
         ({"max_length": 1}, "decoding.max_length: must be at least 1 (0)"),
     ],
 )

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -143,6 +144,16 @@ class ImportedFormat(Format):
 
     def searches(self, own: DecodingConfig) -> list[DecodingConfig]:
         return [GreedyConfig(max_length=own.max_length)]
+
+
+class TransformersFormat(ImportedFormat):
+    """A folder that transformers loads. It has our limit of repetition, which is checked too."""
+
+    program: ClassVar = "transformers"
+
+    def searches(self, own: DecodingConfig) -> list[DecodingConfig]:
+        size = own.no_repeat_ngram_size
+        return [GreedyConfig(max_length=own.max_length, no_repeat_ngram_size=size)]
 
 
 def check_export(

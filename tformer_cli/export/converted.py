@@ -71,10 +71,13 @@ def read_converted(folder: Path) -> ModelFiles:
     rows = weights.num_positions
     positions = NoPositions() if rows is None else LearnedPositions(max_length=rows)
     model = EncoderDecoderConfig(positions=positions)
+    config = converted_config(folder, model, is_shared=tokenizers.shared)
+    # CTranslate2 has no limit of repetition as we have it.
+    decoding = replace(config.decoding, no_repeat_ngram_size=0)
     return ModelFiles(
         run=RunDirectory(folder),
         directory=folder,
-        config=converted_config(folder, model, is_shared=tokenizers.shared),
+        config=replace(config, decoding=decoding),
         tokenizers=tokenizers,
         step=0,
         max_source_sentences=None,

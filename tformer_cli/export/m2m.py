@@ -9,7 +9,6 @@ plain text to us; all other text has the same ids.
 from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import M2MConfig
 from tformer_cli.errors import Problem
-from tformer_cli.export.check import ImportedFormat
+from tformer_cli.export.check import TransformersFormat
 from tformer_cli.export.converted import within_positions
 from tformer_cli.export.format import example_languages, filled
 from tformer_cli.export.m2m_settings import (
@@ -64,10 +63,8 @@ from tformer_cli.text.tokenizer import Tokenizers
 POSITIONS = {f"{x}.embeddings.positions.weight": f"model.{x}.embed_positions.weight" for x in SIDES}
 
 
-class M2MFormat(ImportedFormat):
+class M2MFormat(TransformersFormat):
     """A folder that transformers loads, of a run that was imported from one."""
-
-    program: ClassVar = "transformers"
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         model, tokenizer = trained.config.model, trained.tokenizers.target

@@ -8,7 +8,7 @@ Marian and is plain text to us; all other text has the same ids.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
-from tformer_cli.export.check import ImportedFormat
+from tformer_cli.export.check import TransformersFormat
 from tformer_cli.export.format import filled, sentencepiece_model
 from tformer_cli.export.marian_settings import (
     OUR_IDS,
@@ -68,10 +68,8 @@ VOCABULARY_FILE, TARGET_VOCABULARY_FILE = "vocab.json", "target_vocab.json"
 PIECES_FILES = "source.spm", "target.spm"
 
 
-class MarianFormat(ImportedFormat):
+class MarianFormat(TransformersFormat):
     """A folder that transformers loads."""
-
-    program: ClassVar = "transformers"
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         return unsupported_by_marian(trained.config)

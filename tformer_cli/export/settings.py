@@ -186,11 +186,12 @@ def data_config(source: str, target: str) -> DataConfig:
 
 
 def read_search(file: Path) -> DecodingConfig:
-    """Read `num_beams`, `length_penalty`, `max_new_tokens` and `max_length` of generation_config.
+    """Read a search out of generation_config.json.
 
-    Missing keys have our defaults, not transformers' (greedy search and 20 tokens), which nobody
-    chose for the model. Marian's beam search ends by another rule, and it forces EOS on a
-    translation that is too long (`forced_eos_token_id`), where ours is cut off.
+    That is `num_beams`, `length_penalty`, `no_repeat_ngram_size`, `max_new_tokens` and
+    `max_length`. Missing keys have our defaults, not transformers' (greedy search and 20 tokens),
+    which nobody chose for the model. Marian's beam search ends by another rule, and it forces EOS
+    on a translation that is too long (`forced_eos_token_id`), where ours is cut off.
     """
     if not file.is_file():
         return BeamConfig()
@@ -204,6 +205,8 @@ def read_search(file: Path) -> DecodingConfig:
     elif "max_length" in chosen:
         # It counts the decoder start token.
         limits["max_length"] = settings.take("max_length", int) - 1
+    if "no_repeat_ngram_size" in chosen:
+        limits["no_repeat_ngram_size"] = settings.take("no_repeat_ngram_size", int)
     if "num_beams" in chosen:
         beam["beam_size"] = settings.take("num_beams", int)
     if "length_penalty" in chosen:
@@ -221,4 +224,7 @@ def search_limits(config: Config) -> dict[str, Any]:
     beam: dict[str, Any] = {"num_beams": 1}
     if isinstance(search, BeamConfig):
         beam = {"num_beams": search.beam_size, "length_penalty": search.length_penalty}
-    return {"max_new_tokens": search.max_length} | beam
+    limits = {"max_new_tokens": search.max_length}
+    if size := search.no_repeat_ngram_size:
+        limits["no_repeat_ngram_size"] = size
+    return limits | beam

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -19,7 +19,7 @@ from tformer_cli.config.schema.data import target_token
 from tformer_cli.config.schema.model import EncoderDecoderConfig, T5Positions
 from tformer_cli.config.schema.tokenizer import T5TokenizerConfig
 from tformer_cli.errors import CheckpointError, Problem
-from tformer_cli.export.check import ImportedFormat
+from tformer_cli.export.check import TransformersFormat
 from tformer_cli.export.format import filled
 from tformer_cli.export.plain import in_languages
 from tformer_cli.export.settings import (
@@ -119,10 +119,8 @@ SPECIAL_KEYS = {
 }
 
 
-class T5Format(ImportedFormat):
+class T5Format(TransformersFormat):
     """A folder that transformers loads as T5ForConditionalGeneration, also of an mT5."""
-
-    program: ClassVar = "transformers"
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         return unsupported_by_t5(trained.config)
