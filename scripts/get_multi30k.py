@@ -368,7 +368,7 @@ def get_multi30k(
         ),
     ] = REPOSITORY,
 ) -> None:
-    """Fetch the Multi30k captions, English and German: 29,000 pairs to train on, and test sets.
+    """Fetch the Multi30k captions, English, German and French: 29,000 to train on, and test sets.
 
     Files that exist are verified and kept; an interrupted download resumes.
 

@@ -9,6 +9,7 @@ Example: python scripts/make_score_table.py runs/demo runs/multi30k,runs/seed-2,
 """
 
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -96,7 +97,9 @@ def bleu(run: RunDirectory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     }
     if not scores:
         raise CheckpointError(
-            str(run.path), "has no BLEU of a test set", remedy=f"tformer eval {run.path} --bleu"
+            str(run.path),
+            "has no BLEU of a test set",
+            remedy=shlex.join(["tformer", "eval", str(run.path), "--bleu"]),
         )
     return scores
 

@@ -334,11 +334,11 @@ def refused(folder: Path, **options: str) -> list[str]:
 
 def test_a_pickle_is_refused_with_the_way_to_convert_it(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    saving = f"AutoModelForSeq2SeqLM.from_pretrained('{folder}').save_pretrained('{folder}')"
+    saving = f'AutoModelForSeq2SeqLM.from_pretrained("{folder}").save_pretrained("{folder}")'
     assert refused(folder) == [
         f"{folder}/pytorch_model.bin: is a pickle, which can run any program; only "
         "model.safetensors is read; if you trust it, convert it: "
-        f'python -c "from transformers import AutoModelForSeq2SeqLM; {saving}"'
+        f"python -c 'from transformers import AutoModelForSeq2SeqLM; {saving}'"
     ]
 
 

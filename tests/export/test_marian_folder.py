@@ -1,6 +1,8 @@
 """Marian models of transformers as runs of ours: the same ids, logits and translations."""
 
+import ast
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -281,13 +283,24 @@ def refused(folder: Path) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
+def test_the_way_to_convert_a_pickle_can_be_pasted_whatever_the_folder_is_called(opus):
+    (opus / "model.safetensors").rename(opus / "pytorch_model.bin")
+    folder = opus.rename(opus.parent / 'Anna\'s "best" $HOME model')
+    (message,) = refused(folder)
+    *_, command = message.partition("convert it: ")
+    python, option, code = shlex.split(command)
+    assert (python, option) == ("python", "-c")
+    strings = [x.value for x in ast.walk(ast.parse(code)) if isinstance(x, ast.Constant)]
+    assert strings == [str(folder)] * 2
+
+
 def test_a_pickle_is_refused_with_the_way_to_convert_it(opus):
     (opus / "model.safetensors").rename(opus / "pytorch_model.bin")
-    saving = f"MarianMTModel.from_pretrained('{opus}').save_pretrained('{opus}')"
+    saving = f'MarianMTModel.from_pretrained("{opus}").save_pretrained("{opus}")'
     assert refused(opus) == [
         f"{opus}/pytorch_model.bin: is a pickle, which can run any program; only "
         "model.safetensors is read; if you trust it, convert it: "
-        f'python -c "from transformers import MarianMTModel; {saving}"'
+        f"python -c 'from transformers import MarianMTModel; {saving}'"
     ]
 
 

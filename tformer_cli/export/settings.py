@@ -1,6 +1,7 @@
 """JSON settings of transformers' folders by ours, both ways: what all families have alike."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -162,12 +163,13 @@ def check_files(folder: Path, weights: Path, names: Sequence[str], kind: str, lo
     `kind` is of the model as people call it, `loader` the class of transformers that converts it.
     """
     if (folder / PICKLE_FILE).exists() and not weights.exists():
-        saving = f"{loader}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        path = json.dumps(str(folder))
+        saving = f"{loader}.from_pretrained({path}).save_pretrained({path})"
+        code = f"from transformers import {loader}; {saving}"
         raise CheckpointError(
             str(folder / PICKLE_FILE),
             f"is a pickle, which can run any program; only {weights.name} is read",
-            remedy="if you trust it, convert it: "
-            f'python -c "from transformers import {loader}; {saving}"',
+            remedy=f"if you trust it, convert it: {shlex.join(['python', '-c', code])}",
         )
     for name in (weights.name, *names):
         if not (folder / name).is_file():
