@@ -144,7 +144,9 @@ def test_a_vocabulary_of_characters_is_refused(tmp_path):
     run = untrained(tmp_path, CharConfig(shared=True))
     with pytest.raises(TformerError) as caught:
         trim_run(run, RunDirectory(tmp_path / "small"), written(tmp_path, PAIRS[:1]))
-    assert str(caught.value).startswith("tokenizer.kind: must be of subwords, to be trimmed (char)")
+    assert str(caught.value) == (
+        "tokenizer.kind: must be subword or marian, to be trimmed (char); use the run as it is"
+    )
     assert not (tmp_path / "small").exists()
 
 

@@ -239,8 +239,8 @@ def trim(
 
 def _trimmed(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokenizer:
     if not isinstance(tokenizer, SubwordTokenizer | MarianTokenizer):
-        what = "must be of subwords, to be trimmed"
-        raise DataError("tokenizer.kind", what, got=tokenizer.kind, remedy="train with fewer words")
+        what = "must be subword or marian, to be trimmed"
+        raise DataError("tokenizer.kind", what, got=tokenizer.kind, remedy="use the run as it is")
     return tokenizer.trimmed(ids)
 
 
