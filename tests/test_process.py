@@ -22,6 +22,13 @@ def test_processes_that_share_the_cores_keep_one_thread_each_busy(monkeypatch):
     for processes, threads in ((4, 3), (12, 1), (16, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", f"{processes}")
         assert num_threads() == threads
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+    with pytest.raises(DeviceError) as caught:
+        num_threads()
+    assert str(caught.value) == (
+        "LOCAL_WORLD_SIZE: must be a number of processes (many); "
+        "start the processes by torchrun, or unset it"
+    )
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     monkeypatch.setattr(multiprocessing, "parent_process", object)
     assert num_threads() == 1

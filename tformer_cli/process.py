@@ -86,11 +86,15 @@ def num_processes() -> int:
     # Schedulers set some of the variables without starting processes.
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return 1
-    size = os.environ["WORLD_SIZE"]
-    if not size.isdecimal():
-        remedy = "start the processes by torchrun, or unset RANK"
-        raise DeviceError("WORLD_SIZE", "must be a number of processes", got=size, remedy=remedy)
-    return int(size)
+    return _number_in("WORLD_SIZE", "start the processes by torchrun, or unset RANK")
+
+
+def _number_in(variable: str, remedy: str) -> int:
+    number = os.environ[variable]
+    if not number.isdecimal():
+        what = "must be a number of processes"
+        raise DeviceError(variable, what, got=number, remedy=remedy)
+    return int(number)
 
 
 def may_have_gpu() -> bool:
@@ -104,10 +108,16 @@ def num_threads() -> int:
     """Return how many threads this process may keep busy.
 
     That is one in a child process, and each process of torchrun gets its share of the cores.
+
+    Raises:
+        DeviceError: `LOCAL_WORLD_SIZE` is no number.
     """
     if multiprocessing.parent_process() is not None:
         return 1
-    return max(1, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        return num_cores()
+    sharers = _number_in("LOCAL_WORLD_SIZE", "start the processes by torchrun, or unset it")
+    return max(1, num_cores() // max(1, sharers))
 
 
 def begin_child() -> None:
