@@ -55,6 +55,13 @@ def test_plural_forms_have_the_plural(read):
     ).replace('[2] ""', '[2] "c"')
 
 
+def test_a_language_with_one_form_has_the_plural_in_it(read):
+    header = HEADER.rstrip("\n") + '\n"Plural-Forms: nplurals=1; plural=0;\\n"\n\n'
+    plurals = 'msgid "One file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
+    document = read(header + plurals + 'msgid "file"\nmsgstr ""\n')
+    assert [segment.text for segment in document.segments] == ["%d files", "file"]
+
+
 def test_octal_and_hexadecimal_escapes_are_bytes(read):
     document = read(HEADER + r'msgid "caf\303\251 \x41\1018\\101\t\"\é"' + '\nmsgstr ""\n')
     assert document.segments == [Segment('café AA8\\101\t"é')]

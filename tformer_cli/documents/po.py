@@ -11,6 +11,8 @@ from tformer_cli.errors import DataError
 _STRING = re.compile(r'[ \t]*"((?:[^"\\\n]|\\.)*)"[ \t]*\r?')
 _KEYWORD = re.compile(r"[ \t]*(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)(?=[ \t\"])")
 _CHARSET = re.compile(r"charset=([\w-]+)")
+# The header of a language without a singular, such as Chinese.
+_ONE_FORM = re.compile(r"\bnplurals\s*=\s*1\b")
 # Characters of an escape, or the bytes of several in octal or hexadecimal digits.
 _ESCAPE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9A-Fa-f]+))+)|\\(.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
@@ -31,11 +33,14 @@ class _Text(NamedTuple):
 def po_entries(content: Content) -> Iterator[Entry]:
     """Yield each `msgid` whose `msgstr` is empty; plural forms have the translation of the plural.
 
+    The first of several forms is that of the singular.
+
     Raises:
         DataError: a line is no message, or the catalog is not UTF-8.
     """
     encode = partial(_encode, "\r\n" if "\r\n" in content.text else "\n")
     singular = plural = None
+    of_singular = "msgstr[0]"
     for part in _texts(content):
         if part.keyword == "msgid":
             singular, plural = part, None
@@ -44,7 +49,8 @@ def po_entries(content: Content) -> Iterator[Entry]:
         elif part.keyword.startswith("msgstr") and singular is not None:
             if not singular.text:
                 _check_charset(content, part)
-            is_plural = plural is not None and part.keyword != "msgstr[0]"
+                of_singular = "" if _ONE_FORM.search(part.text) else of_singular
+            is_plural = plural is not None and part.keyword != of_singular
             source = plural if is_plural and plural else singular
             if not part.text:
                 yield Entry(source.span, part.span, Segment(source.text), encode)
