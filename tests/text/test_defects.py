@@ -25,6 +25,7 @@ def kinds(source, translation, languages=("en", "de"), reference=None):
         ("", "", ("en", "de"), []),
         ("一只狗", "a 狗狗 dog", ("zh", "en"), ["wrong script"]),
         ("a dog", "Собака", ("en", "de"), ["wrong script"]),
+        ("5 µm oder 10 µm", "5 µm or 10 µm", ("de", "en"), []),
         ("NBA games are on", "NBA比赛正在进行", ("en", "zh"), []),
         ("a dog", "a dog", ("en", "ja"), ["wrong script"]),
         ("a dog", " ".join("bcdefghijklmnop"), ("en", "de"), ["wrong length"]),

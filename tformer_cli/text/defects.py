@@ -48,7 +48,8 @@ def text_defects(
     """Yield what is wrong with a text as a whole, but not what a reference has too.
 
     Without a reference, a copy or an untranslated line has at least `MIN_LEFT` words that are
-    neither names nor numbers, and a source that repeats itself allows a translation to do so.
+    neither names nor numbers, and a source that repeats itself, or has words of a script other than
+    its own, allows a translation to do so.
     """
     source_language, target_language = languages
     expected = source if reference is None else reference
@@ -71,7 +72,7 @@ def text_defects(
     if phrase and not repeated_phrase(expected, expected_language):
         yield Defect("loops", (phrase,))
     foreign = foreign_words(translation, target_language)
-    if foreign and not (reference and foreign_words(reference, target_language)):
+    if foreign and not foreign_words(expected, expected_language):
         yield Defect("wrong script", foreign)
     if _is_wrong_length(source, translation, languages) and not (
         reference and _is_wrong_length(source, reference, languages)
