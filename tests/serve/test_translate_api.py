@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from toy import write_languages
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import BeamConfig, SampleConfig
 from tformer_cli.config.schema.fields import annotations, extras
+from tformer_cli.serve.schema import problems
 from tformer_cli.serve.service import Limits
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.segments import Terminology
@@ -392,6 +394,14 @@ def test_garbage_is_refused(server, body, status):
         "POST", "/api/translate", content=rb'{"text": "\ud83d\ude00"}', headers=headers
     )
     assert pair.status_code == 200
+
+
+def test_what_is_nested_deeper_than_can_be_shown_is_named():
+    nested = list[object]()
+    for _ in range(sys.getrecursionlimit()):
+        nested = [nested]
+    (problem,) = problems([nested], {"type": "array", "items": {"type": "string"}})
+    assert str(problem) == "body[0]: must be text (nested too deeply)"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)

@@ -107,7 +107,10 @@ def _object_problems(content: dict[str, Any], schema: Schema, where: str) -> Ite
 
 
 def _shown(value: object) -> str:
-    return _cut(json.dumps(value, ensure_ascii=False))
+    try:
+        return _cut(json.dumps(value, ensure_ascii=False))
+    except RecursionError:  # `json.loads`, which has fewer callers, may read what is too deep here
+        return "nested too deeply"
 
 
 def _cut(text: str) -> str:
