@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tformer_cli.documents.carry import Alignment, carry_tags
 from tformer_cli.documents.document import read_document
+from tformer_cli.documents.segment import Segment, Tag
 from tformer_cli.errors import DataError
 
 SOURCE = 'A <bpt i="1">&lt;b></bpt>big <hi>dog</hi><ept i="1"/><ph x="1"/> &amp; I'
@@ -118,6 +119,20 @@ def test_protected_text_stays(read, mark):
     target = source.replace("a <mrk", "A <mrk").replace(">b<", ">B<")
     expected = unit.format(f"<target>{target}</target>")
     assert upper(read(unit.format(""), "xlf")) == expected
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ('<bx id="1" rid="3"/>', '<ex id="2" rid="3"/>'),
+        ('<sc id="1"/>', '<ec startRef="1"/>'),
+        ('<sm id="1" type="term"/>', '<em startRef="1"/>'),
+    ],
+)
+def test_tags_that_begin_and_end_go_around_their_words(read, begin, end):
+    unit = f"<unit><segment><source>a {begin}b{end} c</source></segment></unit>"
+    (segment,) = read(unit, "xlf").segments
+    assert segment == Segment("a b c", (Tag(2, 3, begin, end),))
 
 
 def test_names_may_have_a_prefix(read):

@@ -9,7 +9,7 @@ from tformer_cli.documents.xml import Element, encode_markup, parse, text_tokens
 
 # Inline elements around text, and those that begin and end what others are around.
 _AROUND = {"g", "hi", "mrk", "pc"}
-_BEGINS, _ENDS = {"bpt", "bx", "sc"}, {"ept", "ex", "ec"}
+_BEGINS, _ENDS = {"bpt", "bx", "sc", "sm"}, {"ept", "ex", "ec", "em"}
 
 
 def tmx_entries(content: Content) -> Iterator[Entry]:
