@@ -79,6 +79,9 @@ def test_a_body_is_read_whatever_upgrade_is_offered(upgrade):
     assert answers(POST + upgrade + BODY, count=1) == [done]
     pieces = POST + b"\r\n" + BODY, POST + upgrade, BODY[:3], BODY[3:] + POST + b"\r\n", BODY
     assert answers(*pieces, count=3) == [done] * 3
+    # A head may come in several packets.
+    assert answers(POST[:9], POST[9:] + upgrade[:20], upgrade[20:] + BODY, count=1) == [done]
+    assert answers(POST + b"\r\n" + BODY, POST, upgrade, BODY, count=2) == [done] * 2
 
 
 def test_a_body_may_name_an_upgrade():

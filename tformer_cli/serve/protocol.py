@@ -25,6 +25,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Wait for the first request."""
         super().connection_made(transport)
         self._is_in_message = False
+        self._head = b""  # as far as it has arrived
         self._num_bytes = 0  # since a head or a part of a body was complete
         self._cycles = list[RequestResponseCycle]()  # of requests without a whole answer
         self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
@@ -39,9 +40,12 @@ class LimitedProtocol(HttpToolsProtocol):
         """Parse the next bytes."""
         # None before the first request, which uvicorn does not declare.
         is_idle = self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
-        if is_idle and not self._is_in_message and _UPGRADE.search(data.partition(b"\r\n\r\n")[0]):
-            self._continue_by_h11(data)
-            return
+        if is_idle and (self._head or not self._is_in_message):
+            self._head += data
+            head, end, _ = self._head.partition(b"\r\n\r\n")
+            if end and _UPGRADE.search(head):
+                self._continue_by_h11(self._head)
+                return
         self._num_bytes += len(data)
         super().data_received(data)
         if self._num_bytes > MAX_HEAD and not self.transport.is_closing():
@@ -66,6 +70,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Wait no longer, and begin to answer."""
         self._timer.cancel()
+        self._head = b""
         self._num_bytes = 0
         super().on_headers_complete()
         self._cycles = [each for each in self._cycles if not each.response_complete]
