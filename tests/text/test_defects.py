@@ -46,6 +46,8 @@ def test_a_reference_has_no_defect(source, reference):
     [
         ("人々のテーブル", "ja", ()),
         ("x = π", "en", ()),
+        ("пʼять обʼєктів", "uk", ()),
+        ("ﾊﾞｽとﾊﾞﾅﾅ", "ja", ()),
         ("한국 a small dog", "en", ("한국",)),
         ("https://a.org 你好", "zh", ()),
         ("anything 你好", "xyz", ()),

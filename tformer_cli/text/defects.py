@@ -25,6 +25,8 @@ MAX_LENGTH_RATIO, MAX_EXTRA_WORDS = 3, 4
 MAX_WRITTEN_OUT = 12
 
 _REPEATED_LETTERS = re.compile(r"([^\W\d_]{1,8}?)\1{4}")
+# First words of names of letters that belong to several scripts, such as the apostrophe U+02BC.
+_SHARED = ("MODIFIER", "COMBINING")
 # A number with such a character has other digits in other languages.
 _MULTIPLIED = re.compile(r"\d\s?[百千万萬亿億兆]")
 
@@ -188,7 +190,7 @@ def _foreign_letters(text: str, language: str) -> Collection[str]:
     if not scripts:
         return ()
     letters = {character for character in text if character.isalpha()}
-    foreign = {letter for letter in letters if _script(letter) not in scripts}
+    foreign = {letter for letter in letters if _script(letter) not in (*scripts, *_SHARED)}
     if 2 * sum(map(text.count, foreign)) <= sum(map(text.count, letters)):
         foreign = {letter for letter in foreign if _script(letter) != "LATIN"}
     return foreign
