@@ -15,8 +15,9 @@ from tformer_cli.text.tokenizer import Tokenizer
 # Quotation marks and brackets between a punctuation mark and the whitespace after it.
 _CLOSING = "[\"'”’“»›)\\]}」』）】》〉]*+"
 # Scripts without whitespace need none after the mark; a run of their marks stays together.
+# Marks of Latin, Arabic, Urdu, Devanagari, Armenian, Ethiopic, Burmese, Khmer and Han.
 _SENTENCE_ENDS = re.compile(
-    rf"(?<=[.!?…؟۔।]){_CLOSING}\s+|(?<=[。！？｡]){_CLOSING}(?![。！？｡])\s*"
+    rf"(?<=[.!?…؟۔।॥։።፧။។]){_CLOSING}\s+|(?<=[。！？｡]){_CLOSING}(?![。！？｡])\s*"
 )
 # Initials (except "I", which ends sentences), ordinals, abbreviations with inner periods, titles.
 _ABBREVIATION = re.compile(
