@@ -119,6 +119,9 @@ def test_no_tag_is_lost_and_all_text_is_replaced(read, pieces):
     assert written.text.lower().split() == Tags(page).text.lower().split()
 
 
-def test_a_page_in_another_encoding_is_refused(read):
-    with pytest.raises(DataError, match=r"html:2: must be UTF-8 \(latin-1\); convert"):
-        read("<html>\n<meta charset='latin-1'>")
+@pytest.mark.parametrize(
+    "page", ["\n<meta charset='latin-1'>", "\n<?xml version='1.0' encoding = 'latin-1'?><html>"]
+)
+def test_a_page_in_another_encoding_is_refused(read, page):
+    with pytest.raises(DataError, match=r"html:\d: must be UTF-8 \(latin-1\); convert"):
+        read(page)

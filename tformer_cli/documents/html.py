@@ -35,7 +35,10 @@ _ENDED_BY = {
     "tr": re.compile(f"tr|{_ROW_GROUPS}"),
     **dict.fromkeys(_ROW_GROUPS.split("|"), re.compile(_ROW_GROUPS)),
 }
-_CHARSET = re.compile(r"<meta\b[^<>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
+# In a `meta`, or in the declaration of XHTML.
+_CHARSET = re.compile(
+    r"(?:<meta\b[^<>]*\bcharset|\A\s*<\?xml\b[^<>]*\bencoding)\s*=\s*[\"']?([\w-]+)", re.IGNORECASE
+)
 
 
 EventKind = Literal["text", "open", "close", "point", "kept"]
