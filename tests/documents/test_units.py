@@ -16,10 +16,10 @@ SOURCE = 'A <bpt i="1">&lt;b></bpt>big <hi>dog</hi><ept i="1"/><ph x="1"/> &amp;
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    def read(content, kind="tmx"):
+    def read(content, kind="tmx", **languages):
         path = tmp_path_factory.getbasetemp() / f"a.{kind}"
         path.write_text(content, encoding="utf-8", newline="")
-        return read_document(path)
+        return read_document(path, **languages)
 
     return read
 
@@ -51,6 +51,24 @@ def test_a_memory_gets_the_targets_that_it_lacks(read, target):
     ((unit),) = ElementTree.fromstring(written).iter("tu")
     assert len(unit) == max(4, 3 + len(target))
     assert read(written).segments == []
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "texts"),
+    [
+        ("en", "de", []),
+        ("en-GB", "de_DE", []),
+        ("en-GB", "pt-BR", ["a"]),
+        ("en", "pt", []),
+        ("EN-us", "fr", ["b"]),
+        ("e", "fr", []),
+    ],
+)
+def test_languages_of_a_memory_may_have_regions(read, source, target, texts):
+    variants = [("en", "<seg>a</seg>"), ("de", "<seg>A</seg>"), ("pt-PT", "<seg>A</seg>")]
+    content = tmx(*variants, ("en-US", "<seg>b</seg>"))
+    document = read(content, source_language=source, target_language=target)
+    assert [segment.text for segment in document.segments] == texts
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def _translatable(element: Element, is_translatable: bool = True) -> Iterator[El
 
 
 def _variant(unit: Element, language: str) -> Element | None:
-    """Return the variant of a language, or else of a region of it."""
+    """Return the variant of a language, or else of a region of it, or of what it is a region of."""
     variants = {
         (variant.attributes.get("xml:lang") or variant.attributes.get("lang") or "")
         .lower()
@@ -78,7 +78,11 @@ def _variant(unit: Element, language: str) -> Element | None:
         if variant.name == "tuv"
     }
     wanted = language.lower().replace("_", "-")
-    codes = [code for code in reversed(variants) if code.startswith(f"{wanted}-")]
+    codes = [
+        code
+        for code in reversed(variants)
+        if code and (code.startswith(f"{wanted}-") or wanted.startswith(f"{code}-"))
+    ]
     return next((variants[code] for code in [wanted, *codes] if code in variants), None)
 
 
