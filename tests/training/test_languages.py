@@ -22,11 +22,11 @@ from tformer_cli import Translator, calibrate, report, tune
 from tformer_cli.api import evaluate, score
 from tformer_cli.config.load import as_plain, load_config, to_yaml
 from tformer_cli.config.schema.data import DataConfig, SamplingConfig
-from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.fields import check
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted, UsageError
+from tformer_cli.export.format import beam_of
 from tformer_cli.export.run import export_run
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.serve.model import ServedModel
@@ -423,7 +423,7 @@ def test_an_export_is_checked_with_the_token_and_its_example_has_it(run, tmp_pat
         exec(code, {})
     printed = capsys.readouterr().out.rstrip("\n")
     line = (run.path.parent / "data" / "valid.aa").read_text().splitlines()[0]
-    search = BeamConfig(beam_size=5, max_length=20)
+    search = beam_of(own.config.decoding)
     assert printed == Translator.load(folder).translate([line], to="bb", decoding=search)[0]
     assert f"> {printed}\n" in card
 
