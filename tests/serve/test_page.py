@@ -57,6 +57,20 @@ def test_a_sentence_is_typed_read_and_changed(begin, translator, browser):
 
 
 @pytest.mark.slow
+def test_more_lines_than_a_request_may_have_are_several_requests(begin, translator, browser):
+    _, url = begin("--max-texts", "2")
+    page = browser.new_page()
+    asked = []
+    page.on("request", lambda one: asked.append(one.post_data_json) if one.post_data else None)
+    page.goto(url)
+    lines = ["ab c", "fg a", "", "c de", "b", "ga"]
+    page.fill("#source", "\n".join(lines))
+    page.locator("#target:not([aria-busy]) .unit").first.wait_for()
+    assert page.locator("#target").text_content() == "\n".join(translator.translate(lines))
+    assert [one["text"] for one in asked] == [["ab c", "fg a"], ["c de", "b"], ["ga"]]
+
+
+@pytest.mark.slow
 def test_lines_are_translated_one_by_one(begin, translator, browser):
     _, url = begin()
     page = browser.new_page()

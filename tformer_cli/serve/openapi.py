@@ -129,5 +129,6 @@ MODELS = described(
         )
     ),
     max_candidates={"type": "integer"},
+    max_texts={"type": "integer"},
 )
 LANGUAGES = texts_of(described(code=TEXT, name=TEXT, targets=texts_of(TEXT)))

@@ -71,10 +71,11 @@ class TranslateApi:
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
     async def models(self, request: Request) -> JSONResponse:
-        """List the models, once for each of their directions, and the limit of an nbest."""
+        """List the models, once for each of their directions, and limits of a request."""
         models = [model_content(*each) for each in self.service.directions]
-        most = self.service.limits.max_candidates
-        return JSONResponse({"models": models, "max_candidates": most})
+        limits = self.service.limits
+        most = {"max_candidates": limits.max_candidates, "max_texts": limits.max_texts}
+        return JSONResponse({"models": models, **most})
 
 
 class Drafts:

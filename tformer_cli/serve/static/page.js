@@ -11,6 +11,7 @@ const { source, mirror, target, status } = element;
 
 let models = [];
 let maxShown = MAX_SHOWN;
+let maxLines = 1; // of a request
 let key = "";
 let asking = new AbortController();
 let timer;
@@ -53,6 +54,7 @@ async function loadModels() {
   const listed = await (await fetch("api/models")).json();
   models = listed.models;
   maxShown = Math.min(MAX_SHOWN, listed.max_candidates);
+  maxLines = listed.max_texts;
   element.model.replaceChildren(
     ...models.map(({ name, source: from, target: to }) => {
       return new Option(`${languageName(from)} → ${languageName(to)} · ${name}`);
@@ -107,10 +109,8 @@ async function translate() {
   for (const line of asked) line.target.classList.add("draft");
   target.setAttribute("aria-busy", "true");
   try {
-    for await (const [name, content] of events(fieldsOf(asked), signal)) {
-      if (name === "draft") asked[content.index].target.textContent = content.text;
-      else if (name === "error") tell(content.error, true);
-      else content.texts.forEach((answer, index) => show(asked[index], answer));
+    for (let start = 0; start < asked.length; start += maxLines) {
+      await request(asked.slice(start, start + maxLines), signal);
     }
   } catch (error) {
     if (signal.aborted) return;
@@ -118,6 +118,15 @@ async function translate() {
   }
   for (const line of asked) line.target.classList.remove("draft");
   target.removeAttribute("aria-busy");
+}
+
+/** Translate as many lines as a request may have. */
+async function request(asked, signal) {
+  for await (const [name, content] of events(fieldsOf(asked), signal)) {
+    if (name === "draft") asked[content.index].target.textContent = content.text;
+    else if (name === "error") throw new Error(content.error);
+    else content.texts.forEach((answer, index) => show(asked[index], answer));
+  }
 }
 
 function fieldsOf(asked) {
