@@ -368,9 +368,11 @@ def suggest(*words: object) -> None:
 
 def suggest_use(config: "Config", run: Path, *options: object) -> None:
     """Suggest to evaluate a model that translates, or to translate if there is no test set."""
-    if config.model.kind != "masked_encoder" and config.data.test:
+    if config.model.kind == "masked_encoder":
+        return
+    if config.data.test:
         suggest("eval", run, *options)
-    elif config.model.kind != "masked_encoder":
+    else:
         suggest_translation(config, run, *options)
 
 
