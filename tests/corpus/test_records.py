@@ -189,6 +189,11 @@ def test_translation_memories_are_read_in_both_directions(tmp_path: Path) -> Non
         assert pairs_of(write(tmp_path, name, PAIRS), languages=("de", english)) == turned
 
 
+def test_codes_of_three_letters_find_the_languages_of_a_memory(tmp_path: Path) -> None:
+    for name in ("a.tmx", "a.xlf"):
+        assert pairs_of(write(tmp_path, name, PAIRS), languages=("eng_Latn", "deu")) == PAIRS
+
+
 def test_an_exact_language_comes_before_its_relatives(tmp_path: Path) -> None:
     content = tmx([("a", "b")]).replace(b'"en"', b'"de-DE"')
     (tmp_path / "a.tmx").write_bytes(content)

@@ -61,6 +61,8 @@ def test_a_memory_gets_the_targets_that_it_lacks(read, target):
         ("en-GB", "pt-BR", ["a"]),
         ("en", "pt", []),
         ("EN-us", "fr", ["b"]),
+        ("eng_Latn", "deu_Latn", []),
+        ("eng_Latn", "fra_Latn", ["a"]),
         ("e", "fr", []),
     ],
 )
@@ -69,6 +71,12 @@ def test_languages_of_a_memory_may_have_regions(read, source, target, texts):
     content = tmx(*variants, ("en-US", "<seg>b</seg>"))
     document = read(content, source_language=source, target_language=target)
     assert [segment.text for segment in document.segments] == texts
+
+
+def test_the_code_of_a_model_becomes_a_tag_of_a_memory(read):
+    content = tmx(("en", "<seg>a</seg>"))
+    written = upper(read(content, source_language="eng_Latn", target_language="zho_Hant"))
+    assert '<tuv xml:lang="zh-Hant"><seg>A</seg></tuv>' in written
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from tformer_cli.text.language import (
     is_language_code,
     language_of_name,
     language_of_script,
+    language_tag,
     scripts_of,
 )
 
@@ -108,3 +109,21 @@ def test_codes_of_a_language_are_told_as_one(code: str, language: str) -> None:
 @pytest.mark.parametrize(("code", "other"), [("zho_Hans", "zh"), ("rus", "ru"), ("deu", "de")])
 def test_codes_of_a_language_have_its_scripts(code: str, other: str) -> None:
     assert scripts_of(code) == scripts_of(other) != frozenset()
+
+
+@pytest.mark.parametrize(
+    ("code", "tag"),
+    [
+        ("pt_BR", "pt-BR"),
+        ("EN-gb", "en-GB"),
+        ("deu_Latn", "de"),
+        ("jpn_Jpan", "ja"),
+        ("zho_Hant", "zh-Hant"),
+        ("sr-cyrl-rs", "sr-Cyrl-RS"),
+        ("ace_Arab", "ace-Arab"),
+        ("de-DE-1996", "de-DE-1996"),
+        ("es-419", "es-419"),
+    ],
+)
+def test_tags_of_codes_name_a_script_where_there_are_several(code: str, tag: str) -> None:
+    assert language_tag(code) == tag

@@ -8,6 +8,7 @@ from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import open_decompressed
 from tformer_cli.corpus.tables import Record
 from tformer_cli.errors import DataError
+from tformer_cli.text.language import base_language, language_tag
 
 # Elements of TMX and XLIFF whose content is markup of another format.
 _CODES = {"bpt", "ept", "ph", "it", "ut"}
@@ -59,7 +60,9 @@ def tmx_languages(text: PairsFile) -> list[str]:
     """Return the languages of the first unit of a translation memory, the source first."""
     parser = _TmxParser(str(text.pairs))
     texts = next(iter(_units(text, parser)), _Unit(0)).texts
-    return sorted(texts, key=lambda tag: _primary(tag) != _primary(parser.source_language))
+    return sorted(
+        texts, key=lambda tag: base_language(tag) != base_language(parser.source_language)
+    )
 
 
 def xliff_languages(text: PairsFile) -> list[str]:
@@ -206,17 +209,14 @@ def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
 
 def _in_language(texts: Mapping[str, str], wanted: str) -> str | None:
     """Return the text in a language: that of the same tag, else the first of the same language."""
-    same = [language for language in texts if _primary(language) == _primary(wanted)]
-    exact = [language for language in same if language.lower() == wanted.lower()]
+    same = [language for language in texts if base_language(language) == base_language(wanted)]
+    exact = [language for language in same if language_tag(language) == language_tag(wanted)]
     return texts[(exact or same)[0]] if same else None
 
 
 def _match(languages: tuple[str, str], wanted: tuple[str, ...]) -> bool:
-    """Return whether two language tags have wanted primary subtags; a missing one matches."""
+    """Return whether two language tags are of wanted languages; a missing one matches."""
     pairs = zip(languages, wanted, strict=True)
-    return all(not tag or not code or _primary(tag) == _primary(code) for tag, code in pairs)
-
-
-def _primary(tag: str) -> str:
-    """Return the primary subtag of a language tag (BCP 47): `de` of `de-AT`."""
-    return tag.lower().replace("_", "-").partition("-")[0]
+    return all(
+        not tag or not code or base_language(tag) == base_language(code) for tag, code in pairs
+    )

@@ -6,6 +6,7 @@ from xml.sax.saxutils import quoteattr
 
 from tformer_cli.documents.segment import Content, Entry, Offsets, Segment, TextKind, Token
 from tformer_cli.documents.xml import Element, encode_markup, parse, text_tokens
+from tformer_cli.text.language import language_tag
 
 # Inline elements around text, and those that begin and end what others are around.
 _AROUND = {"g", "hi", "mrk", "pc"}
@@ -25,7 +26,7 @@ def tmx_entries(content: Content) -> Iterator[Entry]:
         source = variant and variant.first("seg")
         translated = _variant(unit, content.target_language)
         if variant and source and translated is None:
-            opening = f"<tuv xml:lang={quoteattr(content.target_language)}><seg>"
+            opening = f"<tuv xml:lang={quoteattr(language_tag(content.target_language))}><seg>"
             yield _entry(content, source, (variant.end, variant.end), opening, "</seg></tuv>")
         elif source and translated and (target := translated.first("seg")):
             yield from _empty(content, source, target)
@@ -71,19 +72,19 @@ def _translatable(element: Element, is_translatable: bool = True) -> Iterator[El
 def _variant(unit: Element, language: str) -> Element | None:
     """Return the variant of a language, or else of a region of it, or of what it is a region of."""
     variants = {
-        (variant.attributes.get("xml:lang") or variant.attributes.get("lang") or "")
-        .lower()
-        .replace("_", "-"): variant
+        language_tag(variant.attributes.get("xml:lang") or variant.attributes.get("lang") or ""): (
+            variant
+        )
         for variant in reversed(unit.children)
         if variant.name == "tuv"
     }
-    wanted = language.lower().replace("_", "-")
-    codes = [
-        code
-        for code in reversed(variants)
-        if code and (code.startswith(f"{wanted}-") or wanted.startswith(f"{code}-"))
+    wanted = language_tag(language)
+    tags = [
+        tag
+        for tag in reversed(variants)
+        if tag and (tag.startswith(f"{wanted}-") or wanted.startswith(f"{tag}-"))
     ]
-    return next((variants[code] for code in [wanted, *codes] if code in variants), None)
+    return next((variants[tag] for tag in [wanted, *tags] if tag in variants), None)
 
 
 def _empty(content: Content, source: Element, target: Element) -> Iterator[Entry]:

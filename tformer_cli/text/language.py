@@ -135,6 +135,20 @@ def base_language(code: str) -> str:
     return _TWO_LETTERS.get(main, main)
 
 
+def language_tag(code: str) -> str:
+    """Return the language tag (BCP 47) of a code: `pt-BR` of `pt_BR`, `de` of `deu_Latn`.
+
+    A script is left out if it is the only one of its language: `zh-Hant`, but not `de-Latn`.
+    """
+    tags = [base_language(code)]
+    is_plain = tags[0] != "zh" and scripts_of(tags[0])
+    for part in code.replace("_", "-").split("-")[1:]:
+        is_script = len(part) == 4 and part.isalpha()
+        if not (is_script and is_plain):
+            tags.append(part.title() if is_script else part.upper())
+    return "-".join(tags)
+
+
 def scripts_of(code: str) -> frozenset[str]:
     """Return the scripts of a language by the first words of their Unicode names.
 
