@@ -73,6 +73,28 @@ def test_languages_of_a_memory_may_have_regions(read, source, target, texts):
     assert [segment.text for segment in document.segments] == texts
 
 
+@pytest.mark.parametrize(
+    ("root", "file", "expected"),
+    [
+        (' srcLang="en"', "", (' srcLang="en" trgLang="de"', "")),
+        (' srcLang="en" trgLang="de-AT"', "", None),
+        (
+            "",
+            ' source-language="en" id="1"',
+            ("", ' source-language="en" id="1" target-language="de"'),
+        ),
+        ("", ' target-language="de" source-language="en"', None),
+        ("", "/><file source-language='fr'/><file", None),
+    ],
+)
+def test_a_file_of_xliff_names_the_language_of_its_targets(read, root, file, expected):
+    content = "<xliff{}>\n<file{}><segment><source>a</source>{}</segment></file></xliff>"
+    written = upper(read(content.format(root, file, ""), "xlf", target_language="deu_Latn"))
+    assert written == content.format(*(expected or (root, file)), "<target>A</target>")
+    complete = content.format(root, file, "<target>x</target>")
+    assert upper(read(complete, "xlf")) == complete
+
+
 def test_the_code_of_a_model_becomes_a_tag_of_a_memory(read):
     content = tmx(("en", "<seg>a</seg>"))
     written = upper(read(content, source_language="eng_Latn", target_language="zho_Hant"))

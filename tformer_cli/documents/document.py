@@ -11,14 +11,14 @@ from tformer_cli.documents.docx import PARAGRAPH_END, docx_entries, read_parts, 
 from tformer_cli.documents.html import html_entries
 from tformer_cli.documents.jsonl import jsonl_entries
 from tformer_cli.documents.po import po_entries
-from tformer_cli.documents.segment import Content, Entry, Segment
+from tformer_cli.documents.segment import Content, Entry, Insertion, Segment
 from tformer_cli.documents.srt import srt_entries
 from tformer_cli.documents.units import tmx_entries, xliff_entries
 from tformer_cli.errors import DataError, UsageError
 
 DOCX = ".docx"
 # The segments of a kind of file, by its extension.
-PARSERS: dict[str, Callable[[Content], Iterator[Entry]]] = {
+PARSERS: dict[str, Callable[[Content], Iterator[Entry | Insertion]]] = {
     DOCX: docx_entries,
     ".htm": html_entries,
     ".html": html_entries,
@@ -36,6 +36,7 @@ class DocumentPart(NamedTuple):
 
     content: Content
     entries: tuple[Entry, ...]
+    insertions: tuple[Insertion, ...]
 
     @property
     def where(self) -> Iterator[str]:
@@ -49,13 +50,17 @@ class DocumentPart(NamedTuple):
 
     def translated(self, translations: Iterator[Segment]) -> str:
         """Return the text with the next translations in it."""
-        parts, position = [], 0
+        edits = []
         for entry in self.entries:
             translation = next(translations)
             if entry.source != entry.target or translation != entry.segment:
-                start, end = entry.target
-                parts += [self.content.text[position:start], entry.encode(translation)]
-                position = end
+                edits.append((entry.target, entry.encode(translation)))
+        if edits:
+            edits += [((position, position), text) for position, text in self.insertions]
+        parts, position = [], 0
+        for (start, end), text in sorted(edits):
+            parts += [self.content.text[position:start], text]
+            position = end
         return "".join([*parts, self.content.text[position:]])
 
 
@@ -135,8 +140,13 @@ def read_document(
             target_language,
             unit=PARAGRAPH_END if kind == DOCX else "\n",
         )
-        entries = (entry for entry in PARSERS[kind](content) if _has_letter(entry.segment.text))
-        parts[part] = DocumentPart(content, tuple(entries))
+        items = list(PARSERS[kind](content))
+        entries = (item for item in items if isinstance(item, Entry))
+        parts[part] = DocumentPart(
+            content,
+            tuple(entry for entry in entries if _has_letter(entry.segment.text)),
+            tuple(item for item in items if isinstance(item, Insertion)),
+        )
     return Document(kind, data, parts)
 
 

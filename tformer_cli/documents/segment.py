@@ -105,6 +105,13 @@ class Entry(NamedTuple):
     encode: Callable[[Segment], str]  # what replaces the target
 
 
+class Insertion(NamedTuple):
+    """What a file has more at a position once it has translations."""
+
+    position: int
+    text: str
+
+
 class Content(NamedTuple):
     """The text of a file, and what is read of it."""
 

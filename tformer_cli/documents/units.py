@@ -4,10 +4,20 @@ from collections.abc import Iterator
 from functools import partial
 from xml.sax.saxutils import quoteattr
 
-from tformer_cli.documents.segment import Content, Entry, Offsets, Segment, TextKind, Token
+from tformer_cli.documents.segment import (
+    Content,
+    Entry,
+    Insertion,
+    Offsets,
+    Segment,
+    TextKind,
+    Token,
+)
 from tformer_cli.documents.xml import Element, encode_markup, parse, text_tokens
 from tformer_cli.text.language import language_tag
 
+# Attributes with the languages of sources and targets: of XLIFF 1.2, and of XLIFF 2.
+_LANGUAGE_KEYS = (("source-language", "target-language"), ("srcLang", "trgLang"))
 # Inline elements around text, and those that begin and end what others are around.
 _AROUND = {"g", "hi", "mrk", "pc"}
 _BEGINS, _ENDS = {"bpt", "bx", "sc", "sm"}, {"ept", "ex", "ec", "em"}
@@ -32,14 +42,18 @@ def tmx_entries(content: Content) -> Iterator[Entry]:
             yield from _empty(content, source, target)
 
 
-def xliff_entries(content: Content) -> Iterator[Entry]:
+def xliff_entries(content: Content) -> Iterator[Entry | Insertion]:
     """Yield the source of each unit, of XLIFF 1.2 or 2, whose target is missing or empty.
+
+    A file that names the language of its sources alone gets that of the targets, which XLIFF 2
+    demands of it.
 
     Raises:
         DataError: the file is not XML.
     """
     root = parse(content)
     prefix = _prefix(root)
+    yield from _target_languages(root, language_tag(content.target_language))
     for unit in _translatable(root):
         source, target = (unit.first(f"{prefix}{name}") for name in ("source", "target"))
         if unit.name not in (f"{prefix}trans-unit", f"{prefix}segment") or not source:
@@ -52,6 +66,15 @@ def xliff_entries(content: Content) -> Iterator[Entry]:
             space = ' xml:space="preserve"' if has_own else ""
             opening = f"<{prefix}target{space}>"
             yield _entry(content, source, (end, end), opening, f"</{prefix}target>")
+
+
+def _target_languages(root: Element, language: str) -> Iterator[Insertion]:
+    """Yield the language of the targets for each element that names that of its sources alone."""
+    for element in root.iter():
+        is_empty = element.content_start == element.end
+        for source, target in _LANGUAGE_KEYS:
+            if source in element.attributes and target not in element.attributes and not is_empty:
+                yield Insertion(element.content_start - 1, f" {target}={quoteattr(language)}")
 
 
 def _prefix(element: Element) -> str:
