@@ -103,6 +103,18 @@ def test_a_document_is_written_with_its_translations(tmp_path):
     assert report == ("jsonl", 1, 2, 0, 0)
 
 
+def test_codes_of_a_model_become_the_tags_of_a_memory(tmp_path):
+    class OfThreeLetters(Shouting):
+        direction = SimpleNamespace(languages=("eng_Latn", "zho_Hant"))
+
+    path, output = tmp_path / "a.tmx", tmp_path / "out.tmx"
+    unit = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+    content = f"<tmx><tu>{unit.format('en', 'a')}{{}}</tu></tmx>"
+    path.write_text(content.format(""), encoding="utf-8")
+    translate_document(OfThreeLetters(), path, output)
+    assert output.read_text(encoding="utf-8") == content.format(unit.format("zh-Hant", "A"))
+
+
 def test_languages_without_spaces_get_none():
     text = "好。 很好。"
     spans = sentence_spans(text)

@@ -115,8 +115,8 @@ def read_document(
     Args:
         path: the file.
         field: key of the text in each object of a `.jsonl` file; None for `text`.
-        source_language: of the segments, where a file has several languages.
-        target_language: of the translations, where a file has several languages.
+        source_language: tag (BCP 47) of the segments, where a file has several languages.
+        target_language: tag of the translations, where a file names languages.
 
     Raises:
         UsageError: the extension is not that of a document, or the kind has no fields.

@@ -14,7 +14,6 @@ from tformer_cli.documents.segment import (
     Token,
 )
 from tformer_cli.documents.xml import Element, encode_markup, parse, text_tokens
-from tformer_cli.text.language import language_tag
 
 # Attributes with the languages of sources and targets: of XLIFF 1.2, and of XLIFF 2.
 _LANGUAGE_KEYS = (("source-language", "target-language"), ("srcLang", "trgLang"))
@@ -36,7 +35,7 @@ def tmx_entries(content: Content) -> Iterator[Entry]:
         source = variant and variant.first("seg")
         translated = _variant(unit, content.target_language)
         if variant and source and translated is None:
-            opening = f"<tuv xml:lang={quoteattr(language_tag(content.target_language))}><seg>"
+            opening = f"<tuv xml:lang={quoteattr(content.target_language)}><seg>"
             yield _entry(content, source, (variant.end, variant.end), opening, "</seg></tuv>")
         elif source and translated and (target := translated.first("seg")):
             yield from _empty(content, source, target)
@@ -53,7 +52,7 @@ def xliff_entries(content: Content) -> Iterator[Entry | Insertion]:
     """
     root = parse(content)
     prefix = _prefix(root)
-    yield from _target_languages(root, language_tag(content.target_language))
+    yield from _target_languages(root, content.target_language)
     for unit in _translatable(root):
         source, target = (unit.first(f"{prefix}{name}") for name in ("source", "target"))
         if unit.name not in (f"{prefix}trans-unit", f"{prefix}segment") or not source:
@@ -95,19 +94,19 @@ def _translatable(element: Element, is_translatable: bool = True) -> Iterator[El
 def _variant(unit: Element, language: str) -> Element | None:
     """Return the variant of a language, or else of a region of it, or of what it is a region of."""
     variants = {
-        language_tag(variant.attributes.get("xml:lang") or variant.attributes.get("lang") or ""): (
-            variant
-        )
+        (variant.attributes.get("xml:lang") or variant.attributes.get("lang") or "")
+        .lower()
+        .replace("_", "-"): variant
         for variant in reversed(unit.children)
         if variant.name == "tuv"
     }
-    wanted = language_tag(language)
-    tags = [
-        tag
-        for tag in reversed(variants)
-        if tag and (tag.startswith(f"{wanted}-") or wanted.startswith(f"{tag}-"))
+    wanted = language.lower().replace("_", "-")
+    codes = [
+        code
+        for code in reversed(variants)
+        if code and (code.startswith(f"{wanted}-") or wanted.startswith(f"{code}-"))
     ]
-    return next((variants[tag] for tag in [wanted, *tags] if tag in variants), None)
+    return next((variants[code] for code in [wanted, *codes] if code in variants), None)
 
 
 def _empty(content: Content, source: Element, target: Element) -> Iterator[Entry]:

@@ -15,7 +15,7 @@ from tformer_cli.documents.segment import Offsets, Segment
 from tformer_cli.errors import Problem
 from tformer_cli.search.engine import OnWarning
 from tformer_cli.storage.atomic import open_atomic
-from tformer_cli.text.language import base_language
+from tformer_cli.text.language import base_language, language_tag
 from tformer_cli.text.segments import sentence_ends, text_spans
 from tformer_cli.translate.options import TranslateOptions
 from tformer_cli.translate.postprocess import Translation
@@ -63,7 +63,10 @@ def translate_document(
     check_same_kind(path, output)
     source_language, target_language = translator.direction.languages
     document = read_document(
-        path, field=field, source_language=source_language, target_language=target_language
+        path,
+        field=field,
+        source_language=language_tag(source_language),
+        target_language=language_tag(target_language),
     )
     on_warning: OnWarning = options.get("on_warning", lambda problem: None)
     num_tags = sum(len(segment.tags) for segment in document.segments)
