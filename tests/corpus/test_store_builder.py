@@ -679,6 +679,27 @@ def test_each_text_is_filtered_by_its_own_languages(tokenizers, tmp_path):
     assert report == FilterReport(kept=1, script=1)
 
 
+@pytest.mark.parametrize("rules", [{"max_similarity": 0.5}, {"drop_duplicates": True}])
+def test_pairs_of_another_direction_are_no_copies(tokenizers, tmp_path, rules):
+    pairs = [("abc abc ab bca", "ccc bbb aaa"), ("abc abc ab bca", "ccc bbb aaa")]
+    swapped = [pair[::-1] for pair in pairs]
+    directions = [("en", "de"), ("de", "en"), ("en", "nl"), ("en", "de")]
+    texts = write(tmp_path, [pairs, swapped, pairs, pairs], [1.0] * 4)
+
+    def report(*numbers: int) -> FilterReport:
+        return load_or_build_store(
+            [texts[number] for number in numbers],
+            tokenizers,
+            FilterConfig(**rules),
+            directions=[directions[number] for number in numbers],
+            stores=tmp_path / "stores",
+            **OPTIONS,
+        )[1]
+
+    assert report(0, 1, 2, 3) == report(0, 3) + report(1) + report(2)
+    assert report(0, 3).kept == 1
+
+
 def test_a_store_depends_on_held_out_text_and_languages_only_if_they_count(tokenizers, tmp_path):
     texts, valid = write(tmp_path, [DIRTY]), tmp_path / "valid"
     stores = tmp_path / "stores"

@@ -34,11 +34,16 @@ UNIQUE, DUPLICATE, SIMILAR = range(3)
 Fingerprints = tuple[np.ndarray, np.ndarray]
 
 
-def fingerprints(pairs: Sequence[tuple[str, ...]], config: FilterConfig) -> Fingerprints:
-    """Return what `find_duplicates` needs of some pairs with text."""
+def fingerprints(
+    pairs: Sequence[tuple[str, ...]], config: FilterConfig, direction: int = 0
+) -> Fingerprints:
+    """Return what `find_duplicates` needs of some pairs with text, of a direction by its number.
+
+    Pairs of two directions are never alike: exchanged sides have nearly the same n-grams.
+    """
     return (
-        pair_digests(pairs if config.drop_duplicates else ()),
-        minhash(pairs if config.max_similarity is not None else ()),
+        pair_digests(pairs if config.drop_duplicates else (), direction),
+        minhash(pairs if config.max_similarity is not None else (), direction),
     )
 
 
@@ -71,18 +76,23 @@ def find_duplicates(
     return kinds
 
 
-def pair_digests(pairs: Iterable[tuple[str, ...]]) -> np.ndarray:
-    """Return (n, 2) 64-bit halves of a hash of each pair's text.
+def pair_digests(pairs: Iterable[tuple[str, ...]], direction: int = 0) -> np.ndarray:
+    """Return (n, 2) 64-bit halves of a hash of each pair's text and of a direction.
 
     Among a billion pairs, a collision has probability 1.5e-21.
     """
     # LF separates the sides unambiguously, since no line contains it.
-    digests = (hashlib.blake2b("\n".join(pair).encode(), digest_size=16).digest() for pair in pairs)
+    salt = direction.to_bytes(16, "little")
+    hashes = (hashlib.blake2b("\n".join(x).encode(), digest_size=16, salt=salt) for x in pairs)
+    digests = (each.digest() for each in hashes)
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 
-def minhash(pairs: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """Return (n, NUM_HASHES) 16 bits of the minimum of each hash over the n-grams of each pair."""
+def minhash(pairs: Sequence[tuple[str, ...]], direction: int = 0) -> np.ndarray:
+    """Return (n, NUM_HASHES) 16 bits of the minimum of each hash over the n-grams of each pair.
+
+    The hashes are others for each direction.
+    """
     if not pairs:
         return np.empty((0, NUM_HASHES), dtype="<u2")
     texts = [" ".join(map(normalized, pair)) for pair in pairs]
@@ -94,7 +104,7 @@ def minhash(pairs: Sequence[tuple[str, ...]]) -> np.ndarray:
     starts = np.cumsum(lengths) - lengths
     # Positions in `joined` of the first characters of all n-grams.
     first = np.arange(lengths.sum()) + np.repeat(np.arange(len(texts)) * len(padding), lengths)
-    ngrams = np.zeros(len(first), dtype=np.uint64)
+    ngrams = _mixed(np.full(len(first), direction, dtype=np.uint64))
     for index in range(NGRAM):
         ngrams = _mixed(ngrams ^ codes[first + index])
     signatures = np.empty((len(texts), NUM_HASHES), dtype="<u2")

@@ -135,11 +135,13 @@ class PairFilter:
         config: thresholds.
         languages: of source and target.
         held_out: hashes of the lines that no side may be (`line_key`).
+        direction: number of these languages among those of all texts.
     """
 
     config: FilterConfig
     languages: Direction
     held_out: frozenset[int] = frozenset()
+    direction: int = 0
 
     @classmethod
     def of_texts(
@@ -158,7 +160,8 @@ class PairFilter:
         texts = held_out if config.drop_held_out else ()
         keys = {line_key(line) for text in texts for row in read_rows(text) for line in row}
         lines = frozenset(keys - {EMPTY_KEY})
-        return [cls(config, languages, lines) for languages in directions]
+        numbers = list(dict.fromkeys(directions))
+        return [cls(config, each, lines, numbers.index(each)) for each in directions]
 
     def reasons(self, rows: Iterable[Row]) -> list[str]:
         """Return `KEPT` for each row, or the first of `RULES` that it breaks.

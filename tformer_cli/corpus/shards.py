@@ -36,7 +36,8 @@ def encode_shard(
     dropped = (reason for reason in by_text if reason != KEPT)
     report = FilterReport.of(chain(dropped, by_length.tolist()))
     kept = np.flatnonzero(by_length == KEPT).tolist()
-    digests, signatures = fingerprints([rows[i] for i in kept], filters.config)
+    kept_rows = [rows[i] for i in kept]
+    digests, signatures = fingerprints(kept_rows, filters.config, filters.direction)
     arrays: dict[str, Any] = {
         "report": np.array(list(asdict(report).values())),
         "digests": digests,

@@ -18,7 +18,7 @@ from tformer_cli.errors import StorageError
 from tformer_cli.storage.atomic import file_checksum, read_json, write_json
 
 # Part of every store's key: raise it when the files of a store or of a shard change.
-STORE_VERSION = 2
+STORE_VERSION = 3
 OFFSET_DTYPE = "<i8"
 # Files of ids and of offsets. The targets of monolingual text are its sources: no target files.
 SIDE_FILES = ("source.ids", "source.offsets"), ("target.ids", "target.offsets")

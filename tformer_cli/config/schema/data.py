@@ -87,10 +87,10 @@ class FilterConfig:
     """Minimum probability that each side is in its language, by py3langid
     (`pip install 'tformer[langid]'`); 0.1 is a good value."""
     drop_duplicates: bool = False
-    """Remove duplicate pairs."""
+    """Remove duplicate pairs of the same direction."""
     max_similarity: Annotated[float, Bounds(gt=0, le=1)] | None = None
-    """Remove pairs whose similarity to an earlier pair is at least this: the Jaccard similarity of
-    their character 5-grams, estimated by MinHash."""
+    """Remove pairs whose similarity to an earlier pair of the same direction is at least this: the
+    Jaccard similarity of their character 5-grams, estimated by MinHash."""
 
     @property
     def drops_copies(self) -> bool:
