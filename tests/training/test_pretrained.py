@@ -88,6 +88,35 @@ def test_once_begun_a_run_needs_no_run_before_it(first, toy, tmp_path, monkeypat
         assert torch.equal(one[name], two[name])
 
 
+def test_a_run_goes_on_after_the_run_before_it_was_moved(first, toy, tmp_path, monkeypatch, capsys):
+    before, moved = RunDirectory(tmp_path / "before"), RunDirectory(tmp_path / "moved")
+    shutil.copytree(first.path, before.path)
+
+    def interrupted_at(step: int, pretrained: RunDirectory) -> None:
+        with monkeypatch.context() as patch:
+            on_step(patch, step, lambda: signal.raise_signal(signal.SIGTERM))
+            with pytest.raises(Interrupted):
+                trained(toy, tmp_path / "run", *SHORT, after(pretrained))
+
+    interrupted_at(2, before)
+    assert refusal(toy, tmp_path / "run", *SHORT, after(first)).startswith(
+        f"{tmp_path / 'run'}: training.init_from was {before.path} when this run began"
+    )
+    before.path.rename(moved.path)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    shutil.copytree(checkpoints, tmp_path / "saved")
+    interrupted_at(3, moved)
+    # A kill before the first checkpoint that knows the new path.
+    shutil.rmtree(checkpoints)
+    shutil.copytree(tmp_path / "saved", checkpoints)
+    run = trained(toy, tmp_path / "run", *SHORT, after(moved))
+    accepted = f"accepted a changed setting: training.init_from: {before.path} -> {moved.path}"
+    assert accepted in capsys.readouterr().err
+    unbroken = trained(toy, tmp_path / "unbroken", *SHORT, after(moved))
+    one, two = (load_file(r.pointed("last") / MODEL_FILE) for r in (unbroken, run))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 def refusal(*arguments: object) -> str:
     with pytest.raises(CheckpointError) as caught:
         trained(*arguments)

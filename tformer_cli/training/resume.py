@@ -110,7 +110,7 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
         was, is_now = old.get(key, "nothing"), new.get(key, "nothing")
         if was == is_now:
             continue
-        if not _is_free(key):
+        if not (_is_free(key) or _is_moved(key, was)):
             raise CheckpointError(
                 str(run.path),
                 f"{key} was {was} when this run began",
@@ -123,6 +123,14 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
 
 def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+
+
+def _is_moved(key: str, was: object) -> bool:
+    """Return whether a key named a pretrained run that is no longer there, as on another machine.
+
+    Once begun, a run needs it no more.
+    """
+    return key == "training.init_from" and was is not None and not Path(str(was)).exists()
 
 
 def checkpoint_to_resume(
@@ -209,7 +217,7 @@ def _mismatch(checkpoint: Path, settings: Mapping[str, str]) -> Problem | None:
     saved = {"step": str(progress.step), **progress.settings}
     expected = {"step": str(step_of(checkpoint)), **settings}
     for key, value in saved.items():
-        if expected.get(key, value) != value:
+        if expected.get(key, value) != value and not _is_moved(key, value):
             return Problem(str(checkpoint), "belongs to another training", got=f"{key} {value}")
     return None
 
