@@ -12,6 +12,13 @@ def test_runs_beside_each_other_share_their_stores():
     assert RunDirectory(Path("runs/a")).stores == Path("runs/.store")
 
 
+@pytest.mark.parametrize(("folder", "name"), [("runs/a", "."), ("runs/a/b", ".."), ("runs", "a")])
+def test_a_run_named_from_within_has_the_same_stores(tmp_path, monkeypatch, folder, name):
+    (tmp_path / "runs" / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / folder)
+    assert RunDirectory(Path(name)).stores.resolve() == tmp_path.resolve() / "runs" / ".store"
+
+
 def test_a_pointer_names_a_checkpoint(tmp_path):
     run = RunDirectory(tmp_path)
     assert run.pointed("best") is None

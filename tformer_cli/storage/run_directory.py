@@ -10,6 +10,7 @@ A checkpoint is a folder of safetensors and JSON files; nothing in it is ever un
     SHA256SUMS              checksums of the other files, written last, for `sha256sum --check` too
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,8 @@ class RunDirectory:
         self.confidence_file = path / "confidence.json"  # by `tformer calibrate`
         self.exports = path / "exports"  # for `translate --backend`
         self.lock_file = path / ".lock"  # held while a process trains here
-        self.stores = path.parent / ".store"  # token stores, shared by the runs beside this one
+        # Token stores, shared by the runs beside this one. For `.`, pathlib's parent is `.` itself.
+        self.stores = Path(os.path.normpath(path / ".." / ".store"))
         # The folders that a training writes.
         self.folders = [
             *(self.checkpoints, self.tokenizer, self.samples),
