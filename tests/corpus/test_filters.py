@@ -140,6 +140,13 @@ def test_each_rule_drops_beyond_its_threshold_and_not_at_it(thresholds, kept, dr
     assert reasons([kept, dropped]) == [KEPT, KEPT]
 
 
+@pytest.mark.parametrize("languages", [("en", "en"), ("de", "de-CH"), ("eng_Latn", "en")])
+def test_within_a_language_nothing_counts_as_copied(languages) -> None:
+    pairs = [("she have two cat", "she has two cats"), ("the old dog", "the old dog")]
+    assert reasons(pairs, languages, max_copied=0.0) == [KEPT, KEPT]
+    assert reasons(pairs, ("en", "de"), max_copied=0.0) == [KEPT, "copied"]
+
+
 TEXT = st.text("ab 1<>&;.Aα世", max_size=12)
 
 

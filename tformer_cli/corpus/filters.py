@@ -214,7 +214,10 @@ def _is_in_other_script(rules: PairFilter, row: Row, max_share: float) -> bool:
 
 
 def _is_copied(rules: PairFilter, row: Row, max_share: float) -> bool:
+    """Return whether too much of a target is its source; not within a language, as corrections."""
     source, target = row
+    if len(set(map(base_language, rules.languages))) == 1:
+        return False
     return copied_share(source, target, rules.languages) > max_share
 
 

@@ -76,7 +76,7 @@ class FilterConfig:
     where they are more than half of the letters."""
     max_copied: Share | None = None
     """Maximum share of the words of a target that its source has too, names and numbers excluded;
-    fewer than three such words are allowed."""
+    fewer than three such words are allowed, and any within one language."""
     max_other_numbers: CountOrZero | None = None
     """Maximum number of numbers that one side has and the other lacks; one side may have numbers up
     to 12 in words."""
