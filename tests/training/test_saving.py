@@ -23,6 +23,7 @@ from tformer_cli.storage.state import (
     load_progress,
     write_checksums,
 )
+from tformer_cli.storage.trained_model import load_trained_network
 from tformer_cli.training.optim import MovingAverage
 from tformer_cli.training.resume import checkpoint_before, last_checkpoint
 from tformer_cli.training.saving import (
@@ -33,6 +34,7 @@ from tformer_cli.training.saving import (
 )
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.trainer import train
+from tformer_cli.training.validation import validate, validation_fingerprint
 
 EACH_STEP = TrainingConfig(save_every=1)
 
@@ -408,6 +410,22 @@ def test_where_best_is_gone_an_average_is_compared_with_the_best_that_is_left(
     found = average_checkpoints(run, "last", 2, device=CPU)
     assert (found.best_score, found.is_best) == (left, True)
     assert run.pointed("best") == found.checkpoint
+
+
+def test_an_average_is_compared_with_best_on_the_same_validation_text(tmp_path):
+    run = finished(tmp_path, "training.selection_metric=loss")
+    config = load_config(run.config_file)
+    before = load_progress(run.pointed("best"))
+    for file in config.data.valid.files.values():
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[::3]))
+    best = load_trained_network(run, "best")
+    likelihood = validate(best.model, best.tokenizers, config, CPU, torch.float32).likelihood
+    found = average_checkpoints(run, "last", 2, device=CPU)
+    assert found.best_score == pytest.approx(-likelihood.loss) != before.score
+    assert found.is_best == (found.score > found.best_score)
+    saved = load_progress(found.checkpoint)
+    assert saved.validation_fingerprint == validation_fingerprint(config)
+    assert before.validation_fingerprint != saved.validation_fingerprint
 
 
 def test_best_stays_while_the_run_is_not_finished(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ from tformer_cli.storage.state import (
     trained_weights,
     verify_checksums,
 )
-from tformer_cli.storage.trained_model import load_trained_network
+from tformer_cli.storage.trained_model import TrainedNetwork, load_trained_network
 from tformer_cli.training.resume import Log, scheduled_checkpoints
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.validation import (
@@ -47,6 +47,7 @@ from tformer_cli.training.validation import (
     is_finished,
     selection_score,
     validate,
+    validation_fingerprint,
 )
 
 # Of a hash, in messages.
@@ -317,20 +318,21 @@ def average_checkpoints(
     # On the CPU: the sums are in float64, which Apple's GPU lacks.
     load_average(members, trained.model)
     model = trained.model.to(device)
-    validation = validate(
-        model,
-        trained.tokenizers,
-        config,
-        device,
-        resolve_precision(config.training.precision, device),
-        max_source_sentences=trained.max_source_sentences,
-    )
+    validation = _validate(model, trained, device)
     score = selection_score(validation, config)
     best = run.pointed("best")
     if best is None or not best.is_dir():
         # It was removed by hand: the best that is left counts.
         best = next(iter(_validated(run)), None)
-    best_score = None if best is None else load_progress(best).score
+    fingerprint = validation_fingerprint(config)
+    best_score = None
+    if best is not None:
+        progress = load_progress(best)
+        best_score = progress.score
+        if progress.validation_fingerprint != fingerprint:
+            # The text or the metric has changed, and scores of two kinds do not compare.
+            other = load_trained_network(run, best.name).model.to(device)
+            best_score = selection_score(_validate(other, trained, device), config)
     has_ended = is_finished(load_progress(steps[-1]), config.training)
     is_best = has_ended and (best_score is None or score > best_score)
     newest = max(members, key=step_of)
@@ -338,7 +340,20 @@ def average_checkpoints(
     if best == checkpoint and not is_best and score != best_score:
         # `best` stays as it is: an average of other checkpoints takes another name.
         checkpoint = checkpoint.with_name(f"{checkpoint.name}-{newest.name}")
-    save_checkpoint(checkpoint, model, None, replace(load_progress(newest), score=score))
+    progress = replace(load_progress(newest), score=score, validation_fingerprint=fingerprint)
+    save_checkpoint(checkpoint, model, None, progress)
     if is_best:
         run.point("best", checkpoint)
     return Average(checkpoint, tuple(members), validation, score, best_score, has_ended, is_best)
+
+
+def _validate(model: Network, trained: TrainedNetwork, device: torch.device) -> Validation:
+    """Validate a model as the training of another of its kind does."""
+    return validate(
+        model,
+        trained.tokenizers,
+        trained.config,
+        device,
+        resolve_precision(trained.config.training.precision, device),
+        max_source_sentences=trained.max_source_sentences,
+    )
