@@ -83,10 +83,18 @@ def test_a_spliced_translation_has_each_span_as_often_as_its_source(source, tran
         ("{name} sleeps.", "schläft.", " ", "{name} schläft."),
         ("we have %s", "我们有", "", "我们有%s"),
         ("a <b>dog</b>", "ein <b> <b>Hund</b>", " ", "ein <b> Hund</b>"),
+        ("a <b><i>dog</i></b> now", "ein Hund jetzt", " ", "ein <b> <i>Hund</i></b> jetzt"),
     ],
 )
 def test_a_splice_keeps_spaces_right(source, translation, separator, expected):
     assert ALL.splice(source, translation, separator) == expected
+
+
+def test_the_time_of_a_splice_is_linear_in_its_spans():
+    # Quadratic time would be minutes.
+    source = " ".join(f"<b>dog</b> {number}" for number in range(2_000))
+    translation = " ".join(f"Hund {number}" for number in range(2_000))
+    assert ALL.splice(source, translation, " ") == source.replace("dog", "Hund")
 
 
 def test_a_splice_that_cannot_be_exact_is_refused():

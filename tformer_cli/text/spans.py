@@ -2,8 +2,9 @@
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -123,12 +124,13 @@ class KeptSpans:
         stand between spaces, and else behind the last word. None if that fails too, which happens
         with regular expressions that look around.
         """
-        attempts = (
-            _splice(self, source, translation, separator, adjoins=True),
-            _splice(self, source, translation, separator, adjoins=False),
-            _append(self, source, translation),
-        )
-        return next((text for text in attempts if self.is_kept(source, text)), None)
+
+        def attempts() -> Iterator[str]:
+            for adjoins in (True, False):
+                yield _splice(self, source, translation, separator, adjoins=adjoins)
+            yield _append(self, source, translation)
+
+        return next((text for text in attempts() if self.is_kept(source, text)), None)
 
     def cut(self, line: str) -> str:
         """Return a line without its spans."""
@@ -171,33 +173,44 @@ def _splice(
 ) -> str:
     text = _without(translation, kept.added(source, translation))
     lost = Counter(kept.lost(source, text))
-    spans = kept.find(source)
-    shares = _shares(source, spans)
-    position = 0
+    spans, own_spans = kept.find(source), kept.find(text)
+    source_shares, shares = _shares(source, spans), _shares(text, own_spans)
+    gaps = _gaps(text, own_spans, separator)
+    ends = defaultdict[str, list[int]](list)
+    for span in own_spans:
+        ends[span.text].append(span.end)
+    pieces: list[str] = []
+    # The pieces hold the text before `start`; no span goes before `position`.
+    start = position = 0
+    right = ""
     for span in spans:
         if not lost[span]:
-            position = _end_of(kept.find(text), span, position)
+            position = _end_behind(ends[span.text], position)
             continue
-        start = _nearest_gap(text, kept.find(text), separator, shares[span.start], position)
+        position = _nearest_gap(gaps, shares, source_shares[span.start], position)
+        if between := text[start:position].strip():
+            pieces += [right, between]
         left, right = _gap(source, span, separator) if adjoins else (" ", " ")
-        head, tail = text[:start].rstrip(), text[start:].lstrip()
-        head += (left if head else "") + span.text
-        text, position = head + (right if tail else "") + tail, len(head)
-    return text
+        pieces += [left if pieces else "", span.text]
+        start = position
+    if rest := text[start:].lstrip():
+        pieces += [right, rest]
+    return "".join(pieces)
 
 
 def _append(kept: KeptSpans, source: str, translation: str) -> str:
     """Return a translation without the spans of its source, and these behind it."""
     expected = [span.text for span in kept.find(source)]
-    spans = [span for span in kept.find(translation) if span.text in expected]
+    known = {*expected}
+    spans = [span for span in kept.find(translation) if span.text in known]
     rest = _without(translation, [*spans, *kept.added(source, translation)])
     return " ".join(filter(None, (rest, *expected)))
 
 
-def _end_of(spans: Sequence[Span], span: Span, position: int) -> int:
-    """Return where the next span of the same text ends; `position` if none follows."""
-    ends = (each.end for each in spans if each.text == span.text)
-    return next((end for end in ends if end > position), position)
+def _end_behind(ends: Sequence[int], position: int) -> int:
+    """Return the first end behind a position; the position itself if none is."""
+    index = bisect_right(ends, position)
+    return ends[index] if index < len(ends) else position
 
 
 def _shares(line: str, spans: Sequence[Span]) -> list[float]:
@@ -209,16 +222,27 @@ def _shares(line: str, spans: Sequence[Span]) -> list[float]:
     return [count / max(1, before[-1]) for count in before]
 
 
-def _nearest_gap(text: str, spans: Sequence[Span], separator: str, share: float, least: int) -> int:
-    """Return a position outside of spans and words, behind about a share of the text."""
-    shares = _shares(text, spans)
+def _gaps(text: str, spans: Sequence[Span], separator: str) -> list[int]:
+    """Return the positions of a text outside of spans and words; the last is its end."""
     inside = {position for span in spans for position in range(span.start + 1, span.end)}
-    gaps = (
+    return [
         position
-        for position in range(least, len(text) + 1)
+        for position in range(len(text) + 1)
         if position not in inside and not _splits_word(text, position, separator)
-    )
-    return min(gaps, key=lambda position: abs(shares[position] - share), default=len(text))
+    ]
+
+
+def _nearest_gap(gaps: Sequence[int], shares: Sequence[float], share: float, least: int) -> int:
+    """Return the gap, from a position on, with the nearest share of the text before it.
+
+    Of equally near ones it is the first. `shares` of all positions never fall.
+    """
+    first = bisect_left(gaps, least)
+    behind = bisect_left(gaps, share, first, key=shares.__getitem__)
+    share_before = shares[gaps[max(first, behind - 1)]]
+    before = bisect_left(gaps, share_before, first, key=shares.__getitem__)
+    nearest = (*gaps[before : before + 1], *gaps[behind : behind + 1])
+    return min(nearest, key=lambda position: abs(shares[position] - share))
 
 
 def _splits_word(text: str, position: int, separator: str) -> bool:
