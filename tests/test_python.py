@@ -23,6 +23,7 @@ from tformer_cli import (
     TformerError,
     Translator,
     build_vocabulary,
+    compare,
     evaluate,
     load_config,
     report_vocabulary,
@@ -170,6 +171,10 @@ def test_a_vocabulary_is_reported_as_the_command_prints_it(tmp_path, tformer):
         (
             lambda run: evaluate(run, metrics=["blue"]),
             "`metrics`: must be one of bleu, chrf, ter (blue)",
+        ),
+        (
+            lambda run: compare([run, run / "config.yaml"], metrics=[]),
+            "`metrics`: needs at least one metric; name bleu or chrf",
         ),
         (
             lambda run: Translator.load(run).translate(["a"], decoding={"kind": "beam"}),

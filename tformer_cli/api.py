@@ -208,6 +208,8 @@ def compare(
         TformerError: a run or file is unusable, or they have different references or metrics.
     """
     reject_str(systems=systems, references=references, metrics=metrics)
+    if not metrics:
+        raise UsageError("`metrics`", "needs at least one metric", remedy="name bleu or chrf")
     check_positive("`resamples`", resamples)
     check_positive("`seed`", seed)
     paths = distinct_systems(systems)

@@ -136,6 +136,14 @@ def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
         raise UsageError(argument, f"must be one of {', '.join(choices)}", got=value)
 
 
+def check_utf8(where: str, text: str) -> None:
+    """Raise a UsageError if a text, such as one of a command line, has bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(where, "is not UTF-8", got=ascii(text)) from None
+
+
 class StorageError(TformerError):
     """A file or folder that the system refuses to write or read."""
 

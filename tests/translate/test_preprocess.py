@@ -166,3 +166,18 @@ def test_each_line_has_an_item_of_what_goes_with_lines(argument, count, got):
         list(input_lines(["a", "b"], **given))
     assert str(caught.value) == f"`{argument}`: must have an item for each line ({got})"
     assert len(list(input_lines(["a"] * count, **given))) == count
+
+
+@pytest.mark.parametrize(
+    ("line", "banned", "where"),
+    [
+        (InputLine("Stra\udcdfe"), (), "x"),
+        (InputLine("a", prefix="Stra\udcdfe"), (), "x"),
+        (InputLine("a", phrases=["b", "Stra\udcdfe"]), (), "x"),
+        (InputLine("a"), ["b", "Stra\udcdfe"], "`banned`"),
+    ],
+)
+def test_bytes_of_a_command_line_that_are_no_utf_8_are_refused(japanese, line, banned, where):
+    with pytest.raises(UsageError) as caught:
+        encoded(japanese, line, banned=banned)
+    assert str(caught.value) == f"{where}: is not UTF-8 ('Stra\\udcdfe')"

@@ -548,6 +548,15 @@ def test_texts_to_score_are_not_taken_apart_either(translator):
         assert caught.value.problems[0].where == f"`{name}`"
 
 
+@pytest.mark.parametrize(
+    ("targets", "got"), [(["a"], "none for line 2"), ([*"abc"], "more than 2")]
+)
+def test_texts_to_score_come_in_pairs(translator, targets, got):
+    with pytest.raises(UsageError) as caught:
+        list(translator.score(["a", "b"], targets))
+    assert str(caught.value) == f"`targets`: must have an item for each line ({got})"
+
+
 def test_alignments_without_an_aligner_are_refused(translator):
     with pytest.raises(UsageError) as caught:
         next(translator.nbest(["a"], 1, aligned=True))

@@ -17,6 +17,7 @@ from tformer_cli.errors import (
     UsageError,
     check_choice,
     check_positive,
+    check_utf8,
     reject_str,
 )
 from tformer_cli.search.engine import Request
@@ -33,6 +34,7 @@ from tformer_cli.text.tokenizer import Ids, Tokenizers, with_eos
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
 MAX_PIECES = 1 << 20
+_Line = TypeVar("_Line")
 _Item = TypeVar("_Item")
 # Context that makes a tokenizer encode a phrase as in the middle of a text without whitespace.
 FULL_STOP = "。"
@@ -59,10 +61,10 @@ def input_lines(
     """
     rows: Iterator[InputLine] = map(InputLine, lines)
     if prefixes is not None:
-        pairs = _one_each(rows, prefixes, "`prefixes`")
+        pairs = one_each(rows, prefixes, "`prefixes`")
         rows = (line._replace(prefix=prefix) for line, prefix in pairs)
     if required is not None:
-        rows = _with_phrases(_one_each(rows, required, "`required`"))
+        rows = _with_phrases(one_each(rows, required, "`required`"))
     return rows
 
 
@@ -72,10 +74,14 @@ def _with_phrases(pairs: Iterable[tuple[InputLine, Sequence[str]]]) -> Iterator[
         yield line._replace(phrases=phrases)
 
 
-def _one_each(
-    lines: Iterable[InputLine], items: Iterable[_Item], argument: str
-) -> Iterator[tuple[InputLine, _Item]]:
-    """Yield each line with its item."""
+def one_each(
+    lines: Iterable[_Line], items: Iterable[_Item], argument: str
+) -> Iterator[tuple[_Line, _Item]]:
+    """Yield each line with its item.
+
+    Raises:
+        UsageError: there are more or fewer of them than lines.
+    """
     for number, (line, item) in enumerate(itertools.zip_longest(lines, items), start=1):
         if line is None or item is None:
             what = "must have an item for each line"
@@ -180,7 +186,10 @@ class Preprocessor:
         Raises:
             DataError: the line is too long (`long_lines="error"`), is split although it has
                 phrases, or its prefix or phrases cannot occur in a translation.
+            UsageError: one of these is not UTF-8.
         """
+        for given in (line.text, line.prefix, *line.phrases):
+            check_utf8(where, given)
         ids = self.tokenizers.target.encode(line.prefix)
         prefix = self._check_ids(ids, line.prefix, f"the prefix of {where}", banned)
         pieces = self._pieces(line.text, where, on_warning)
@@ -255,6 +264,8 @@ class Preprocessor:
 
     def encode_banned(self, phrases: Sequence[str]) -> list[Ids]:
         """Return the ids of phrases, at the beginning of a translation and within it."""
+        for phrase in phrases:
+            check_utf8("`banned`", phrase)
         encode = self.tokenizers.target.encode
         encoded = (
             self._check_phrase(ids, phrase, "`banned`")

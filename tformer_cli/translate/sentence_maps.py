@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.store_builder import too_long_error
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import UsageError, check_utf8
 from tformer_cli.model.inspection.attention_recorder import (
     LayerMaps,
     attention_maps,
@@ -19,7 +19,7 @@ from tformer_cli.plotting.attention_maps import AttentionMaps, MapKind, PartMaps
 from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.text.special_tokens import tag_ids
-from tformer_cli.text.tokenizer import Tokenizer, Tokenizers, with_eos
+from tformer_cli.text.tokenizer import Tokenizers, with_eos
 from tformer_cli.translate.direction import TranslationDirection
 
 # Positions of a position table at least, if the network knows so many.
@@ -43,7 +43,8 @@ def sentence_maps(
     its `config` finds. The languages are as for `Translator.load`; the source begins with what
     tells the network of them.
     """
-    encoded = _encode(tokenizers.source, "`sentence`", sentence)
+    check_utf8("`sentence`", sentence)
+    encoded = tokenizers.source.encode(sentence)
     if not encoded:
         raise UsageError("`sentence`", "has no token", got=repr(sentence))
     direction = TranslationDirection.first(config.data, tokenizers).into(to, source_language)
@@ -66,7 +67,8 @@ def sentence_maps(
         ((best,),) = engine.translate([request], config.decoding)
         target_ids: Sequence[int] = best.token_ids
     else:
-        target_ids = [*direction.target_ids, *_encode(tokenizers.target, "`target`", target)]
+        check_utf8("`target`", target)
+        target_ids = [*direction.target_ids, *tokenizers.target.encode(target)]
     _check_length(network, "the translation", len(target_ids) + 1)
     read, written = (
         tokenizers.target.tokens(ids)
@@ -85,15 +87,6 @@ def sentence_maps(
         ]
     translation = tokenizers.target.decode(target_ids)
     return AttentionMaps(sentence, translation, tuple(maps), _tables(network, maps))
-
-
-def _encode(tokenizer: Tokenizer, where: str, text: str) -> list[int]:
-    """Return the ids of a text from a command line, which can be any bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(where, "is not UTF-8", got=ascii(text)) from None
-    return tokenizer.encode(text)
 
 
 def _check_length(network: Network, where: str, length: int) -> None:

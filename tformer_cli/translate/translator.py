@@ -36,7 +36,13 @@ from tformer_cli.translate.options import (
     retry_search,
 )
 from tformer_cli.translate.postprocess import Postprocessor, Translation
-from tformer_cli.translate.preprocess import InputLine, Preprocessor, common_tags, input_lines
+from tformer_cli.translate.preprocess import (
+    InputLine,
+    Preprocessor,
+    common_tags,
+    input_lines,
+    one_each,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -400,7 +406,11 @@ class Translator:
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> "Iterator[ScoredPair]":
-        """Yield the log probabilities of given translations; see `score_pairs`."""
+        """Yield the log probabilities of given translations; see `score_pairs`.
+
+        Raises:
+            UsageError: there are more or fewer translations than sources.
+        """
         from tformer_cli.translate.score import score_pairs
 
         reject_str(sources=sources, targets=targets)
@@ -408,7 +418,7 @@ class Translator:
         return score_pairs(
             self.engine.scorer,
             self.tokenizers,
-            zip(sources, targets, strict=True),
+            one_each(sources, targets, "`targets`"),
             tags=own.tag_ids(),
             target_tags=own.direction.target_ids,
             on_done=on_done,
