@@ -9,7 +9,7 @@ import torch
 
 from tformer_cli import Translator, api
 from tformer_cli.cli.eval import _tabbed_line
-from tformer_cli.errors import DataError, Problem
+from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.search import teacher_forcing
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
@@ -266,7 +266,7 @@ def test_python_and_command_line_score_alike(toy_run, tformer, files):
     assert [(pair.source, pair.target) for pair in found] == PAIRS
     printed = tformer("score", toy_run, *files).stdout.split()
     assert [pair.log_prob for pair in found] == pytest.approx([*map(float, printed)], abs=1e-4)
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(UsageError, match=r"`targets`: must have an item .* \(none for line 2\)"):
         list(translator.score(["a", "b"], ["A"]))
 
 
