@@ -161,6 +161,14 @@ def test_protected_text_stays(read, mark):
     assert upper(read(unit.format(""), "xlf")) == expected
 
 
+@pytest.mark.parametrize("end", ['<em startRef="2"/> b', ""], ids=["a mark", "the segment"])
+def test_protected_text_ends_with_its_mark_or_its_segment(read, end):
+    kept = '<sm id="2" translate="no"/>no <sm id="3"/><pc id="4">no</pc><em startRef="3"/> no'
+    unit = f"<unit><segment><source>a {kept}{end}</source>{{}}</segment></unit>"
+    expected = unit.format(f"<target>A {kept}{end.replace('b', 'B')}</target>")
+    assert upper(read(unit.format(""), "xlf")) == expected
+
+
 @pytest.mark.parametrize(
     ("begin", "end"),
     [

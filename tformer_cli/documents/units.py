@@ -133,8 +133,10 @@ def _tokens(text: str, element: Element) -> Iterator[Token]:
     """Yield the text and the inline elements of an element."""
     position = element.content_start
     kind: TextKind = "verbatim" if element.preserves else "text"
-    for child in element.children:
+    children = iter(element.children)
+    for child in children:
         yield from text_tokens(text[position : child.start], kind)
+        position = child.end
         raw, attributes = text[child.start : child.end], child.attributes
         keys = ("startRef", "i", "rid", "id")
         # What begins in an element must end in it.
@@ -142,6 +144,11 @@ def _tokens(text: str, element: Element) -> Iterator[Token]:
         name = child.name.removeprefix(_prefix(element))
         if name == "mrk" and _is_protected(child):
             yield Token("point", raw)
+        elif name == "sm" and _is_protected(child):
+            # To the end of the mark, or of the element if that comes first.
+            ends = (end.end for end in children if _ends(end, child))
+            position = next(ends, element.content_end)
+            yield Token("point", text[child.start : position])
         elif name in _AROUND:
             yield Token("open", text[child.start : child.content_start], child.name)
             yield from _tokens(text, child)
@@ -152,8 +159,12 @@ def _tokens(text: str, element: Element) -> Iterator[Token]:
             yield Token("close", raw, pair)
         else:
             yield Token("point", raw)
-        position = child.end
     yield from text_tokens(text[position : element.content_end], kind)
+
+
+def _ends(end: Element, mark: Element) -> bool:
+    is_end = end.name.removeprefix(_prefix(end)) == "em"
+    return is_end and end.attributes.get("startRef") == mark.attributes.get("id")
 
 
 def _is_protected(mark: Element) -> bool:
