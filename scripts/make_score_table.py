@@ -18,8 +18,9 @@ from typing import Any
 
 from safetensors import safe_open
 
+from tformer_cli.config.schema.decoding import search_in_words
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.card import search_in_words, table_code
+from tformer_cli.export.card import table_code
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_progress

@@ -28,8 +28,8 @@ def run(toy_run, tmp_path):
 def test_export_says_that_all_is_alike_and_writes_the_folder(toy_run, tmp_path, tformer):
     folder = tmp_path / "toy-ct2"
     assert tformer("export", toy_run, folder, *FORMAT).stdout.splitlines() == [
-        "greedy search: 12 of 12 lines translated alike",
-        "beam search of 2: 12 of 12 lines translated alike",
+        "greedy: 12 of 12 lines translated alike",
+        "beam 2: 12 of 12 lines translated alike",
         f"{folder}: written for CTranslate2 (see {folder}/README.md)",
     ]
     assert sorted(file.name for file in folder.iterdir()) == [
@@ -60,7 +60,7 @@ def test_model_card_has_the_scores_of_the_run_and_an_example_that_runs(
     signature = score["signature"].replace("|", "&#124;")
     row = f"| toy | BLEU | {score['score']:.2f} | 10 | {search} | <code>{signature}</code> |"
     assert row in page
-    assert "- beam search of 3, length penalty 0.3: 12 of 12 lines translated alike" in page
+    assert "- beam 3, length penalty 0.3: 12 of 12 lines translated alike" in page
     assert str(tmp_path) not in page
 
     monkeypatch.chdir(folder)
@@ -79,7 +79,7 @@ def test_rounded_numbers_come_with_the_bleu_of_both(toy_run, tmp_path, tformer):
     words = ("--quantization", "int8", "--json", "--check-lines", "7")
     found = json.loads(tformer("export", toy_run, tmp_path / "int8", *FORMAT, *words).stdout)
     assert (found["folder"], found["format"]) == (str(tmp_path / "int8"), "ctranslate2")
-    assert [check["search"] for check in found["checks"]] == ["greedy search", "beam search of 2"]
+    assert [check["search"] for check in found["checks"]] == ["greedy", "beam 2"]
     for check in found["checks"]:
         assert check["num_lines"] == 7
         assert check["num_equal"] <= check["num_best_equal"] <= 7

@@ -134,7 +134,7 @@ def test_an_imported_run_goes_back_where_it_came_from(opus, run, tmp_path, tform
     )
     assert result.exit_code == 0, result.stderr
     assert result.stdout == (
-        "greedy search: 3 of 3 lines translated alike\n"
+        "greedy: 3 of 3 lines translated alike\n"
         f"{tmp_path}/back: written for transformers (see {tmp_path}/back/README.md)\n"
     )
     for name in ("vocab.json", "source.spm", "config.json", "tokenizer_config.json"):

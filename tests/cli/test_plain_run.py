@@ -35,8 +35,8 @@ def again(plain, tmp_path, tformer) -> Path:
 def test_export_says_that_all_is_alike_and_writes_the_folder(toy_run, tmp_path, tformer):
     folder = tmp_path / "toy-plain"
     assert tformer("export", toy_run, folder, *FORMAT).stdout.splitlines() == [
-        "greedy search: 12 of 12 lines translated alike",
-        "beam search of 2: 12 of 12 lines translated alike",
+        "greedy: 12 of 12 lines translated alike",
+        "beam 2: 12 of 12 lines translated alike",
         f"{folder}: written for tformer (see {folder}/README.md)",
     ]
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -13,6 +13,7 @@ from tformer_cli.config.schema.decoding import (
     DecodingConfig,
     GreedyConfig,
     SampleConfig,
+    search_in_words,
 )
 from tformer_cli.config.schema.fields import Bounds, check
 from tformer_cli.config.schema.model import (
@@ -437,6 +438,22 @@ def test_the_shortest_translation_fits_into_the_longest(kind: type[DecodingConfi
     assert list(check(kind(max_length_ratio=1.5, min_length_ratio=2.0))) == [
         Problem("min_length_ratio", "must be at most max_length_ratio 1.5", "2.0")
     ]
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        (BeamConfig(beam_size=4), "beam 4"),
+        (
+            BeamConfig(length_penalty=1.4, no_repeat_ngram_size=3),
+            "beam 5, length penalty 1.4, no repeated 3-grams",
+        ),
+        (GreedyConfig(), "greedy"),
+        (GreedyConfig(no_repeat_ngram_size=4), "greedy, no repeated 4-grams"),
+    ],
+)
+def test_a_search_is_told_with_what_is_tuned(search: DecodingConfig, words: str) -> None:
+    assert search_in_words(dataclasses.asdict(search)) == words
 
 
 def tagged(*texts: tuple[str, ...]) -> DataConfig:

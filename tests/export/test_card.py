@@ -1,7 +1,7 @@
 """The page that goes with an exported model."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,10 +9,9 @@ import pytest
 import yaml
 from exportable import BASE, lively
 
-from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.evaluation.metrics import Score
-from tformer_cli.export.card import Card, KnownScore, known_scores, model_card, search_in_words
+from tformer_cli.export.card import Card, KnownScore, known_scores, model_card
 from tformer_cli.storage.run_directory import RunDirectory
 
 CARD = Card(
@@ -20,7 +19,7 @@ CARD = Card(
     license="unknown",
     line="Hello",
     translation="Hallo",
-    checks=["greedy search: 8 of 8 lines translated alike"],
+    checks=["greedy: 8 of 8 lines translated alike"],
 )
 FORM = SimpleNamespace(
     program="CTranslate2",
@@ -76,7 +75,7 @@ def test_page_says_what_the_model_is_and_how_to_use_it(model):
         "> Hallo",
         "Training has seen none of more than 256 tokens",
         "| flickr | BLEU | 38.12 | 1,000 | beam 5 | <code>nrefs:1&#124;tok:13a</code> |",
-        "- greedy search: 8 of 8 lines translated alike",
+        "- greedy: 8 of 8 lines translated alike",
         "- ctranslate2 4.8.5",
         "- tformer ",
         "To be filled in",
@@ -165,22 +164,6 @@ def test_scores_are_those_of_the_model_alone(tmp_path):
     assert known_scores(files) == {
         name: [KnownScore(score, search) for score in expected] for name, search in searches.items()
     }
-
-
-@pytest.mark.parametrize(
-    ("search", "words"),
-    [
-        (BeamConfig(beam_size=4), "beam 4"),
-        (
-            BeamConfig(length_penalty=1.4, no_repeat_ngram_size=3),
-            "beam 5, length penalty 1.4, no repeated 3-grams",
-        ),
-        (GreedyConfig(), "greedy"),
-        (GreedyConfig(no_repeat_ngram_size=4), "greedy, no repeated 4-grams"),
-    ],
-)
-def test_a_search_is_told_with_what_is_tuned(search, words):
-    assert search_in_words(asdict(search)) == words
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"scores": [{"name": "BLEU"}]}'])

@@ -10,6 +10,7 @@ import yaml
 
 from tformer_cli import __version__
 from tformer_cli.config.load import as_plain
+from tformer_cli.config.schema.decoding import search_in_words
 from tformer_cli.errors import CheckpointError
 from tformer_cli.evaluation.metrics import Score
 from tformer_cli.export.format import Format, filled
@@ -70,17 +71,6 @@ def _search(evaluation: Mapping[str, Any]) -> str:
     except KeyError:
         return "not recorded"
     return words if evaluation.get("mbr") is None else f"{words}, MBR"
-
-
-def search_in_words(decoding: Mapping[str, Any]) -> str:
-    """Return a recorded search in words, with what `tformer tune` changes."""
-    kind, size = decoding["kind"], decoding["no_repeat_ngram_size"]
-    limit = f", no repeated {size}-grams" if size else ""
-    if kind != "beam":
-        return f"{kind}{limit}"
-    penalty = decoding["length_penalty"]
-    length = f", length penalty {penalty:g}" if penalty != 1 else ""
-    return f"beam {decoding['beam_size']}{length}{limit}"
 
 
 def table_code(text: str) -> str:

@@ -4,13 +4,18 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
-from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import (
+    BeamConfig,
+    DecodingConfig,
+    GreedyConfig,
+    search_in_words,
+)
 from tformer_cli.errors import DataError, ExportError
 from tformer_cli.export.format import Format
 from tformer_cli.search.engine import Engine, Hypothesis, OnDone, Request, SpecialTokens
@@ -54,11 +59,7 @@ class CheckResult:
     @property
     def search_name(self) -> str:
         """The search in words."""
-        if isinstance(self.search, BeamConfig):
-            penalty = self.search.length_penalty
-            other = "" if penalty == 1 else f", length penalty {penalty:g}"
-            return f"beam search of {self.search.beam_size}{other}"
-        return "greedy search"
+        return search_in_words(asdict(self.search))
 
     def __str__(self) -> str:
         parts = [

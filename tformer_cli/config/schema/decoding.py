@@ -1,9 +1,9 @@
 """Search: `decoding`, and `training.validation_decoding`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tformer_cli.config.schema.fields import Bounds, Count, CountOrZero, Former, Seed
 from tformer_cli.errors import Problem
@@ -116,3 +116,14 @@ class SampleConfig(SearchConfig):
 
 
 DecodingConfig = BeamConfig | GreedyConfig | SampleConfig
+
+
+def search_in_words(decoding: Mapping[str, Any]) -> str:
+    """Return a search, as plain data, in words, with what `tformer tune` changes."""
+    kind, size = decoding["kind"], decoding["no_repeat_ngram_size"]
+    limit = f", no repeated {size}-grams" if size else ""
+    if kind != "beam":
+        return f"{kind}{limit}"
+    penalty = decoding["length_penalty"]
+    length = f", length penalty {penalty:g}" if penalty != 1 else ""
+    return f"beam {decoding['beam_size']}{length}{limit}"
