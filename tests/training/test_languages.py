@@ -21,9 +21,11 @@ from train_states import train_state
 from tformer_cli import Translator, calibrate, report, tune
 from tformer_cli.api import evaluate, score
 from tformer_cli.config.load import as_plain, load_config, to_yaml
+from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, SamplingConfig
 from tformer_cli.config.schema.fields import check
 from tformer_cli.config.schema.text import ParallelText, TrainingText
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted, UsageError
 from tformer_cli.export.format import beam_of
@@ -325,6 +327,17 @@ def test_languages_that_contradict_each_other_are_refused(data, complaint):
 def test_both_directions_first_contradicts_tokens_of_one(config_file):
     with pytest.raises(ConfigError, match="must be null with several target languages"):
         load_config(config_file, ["training.bidirectional_steps=1"])
+
+
+def test_both_directions_first_need_one_source_language():
+    two = replace(ONE, train=(*ONE.train, replace(ONE.train[0], source_language="fr")))
+    first = TrainingConfig(bidirectional_steps=1)
+    assert not any(check(Config(data=ONE, training=first)))
+    (problem,) = check(Config(data=two, training=first))
+    assert str(problem) == (
+        "training.bidirectional_steps: must be null with several source languages, "
+        "which no tag names as targets (source, fr); name each text in both directions"
+    )
 
 
 def test_a_run_of_many_languages_is_fine_tuned_on_several(config_file, run, tmp_path):

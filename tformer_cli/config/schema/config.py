@@ -267,6 +267,13 @@ class Config:
                 "must be null with several target languages, whose tags are of one direction",
                 remedy="name each text in both directions",
             )
+        elif len(self.data.directions) > 1:
+            yield Problem(
+                "training.bidirectional_steps",
+                "must be null with several source languages, which no tag names as targets",
+                ", ".join(source for source, _ in self.data.directions),
+                "name each text in both directions",
+            )
         if self.model.kind == "masked_encoder":
             yield Problem(
                 "training.bidirectional_steps",
