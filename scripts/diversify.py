@@ -30,6 +30,7 @@ from tformer_cli.cli.options import DeviceOption, FileArgument, SetOption
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.text import ParallelText, TrainingText
+from tformer_cli.config.schema.tokenizer import ImportedTokenizerConfig
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RUNS
 from tformer_cli.terminal import progress_bar
@@ -56,8 +57,8 @@ def diversify(
         The run folder of the last model.
 
     Raises:
-        TformerError: the corpus has several directions, or is not in two text files; or as for
-            `train` and `synthesize`.
+        TformerError: the corpus has several directions, or is not in two text files; the model is
+            an imported one; or as for `train` and `synthesize`.
     """
     _check(config)
     originals = config.data.train
@@ -82,7 +83,7 @@ def diversify(
 
 
 def _check(config: Config) -> None:
-    """Refuse a corpus that cannot be reversed, or has no side to translate."""
+    """Refuse what cannot be reversed, or has no side to translate."""
     data = config.data
     if config.model.kind == "masked_encoder":
         what = "must be a model that translates"
@@ -98,6 +99,14 @@ def _check(config: Config) -> None:
             got = str(text.source_file)
             remedy = "write each side into a file"
             raise UsageError(f"data.{key}", "must be two text files", got=got, remedy=remedy)
+    if isinstance(config.tokenizer, ImportedTokenizerConfig):
+        what = "must be learned from the corpus, for teachers of both directions"
+        remedy = "write subword"
+        raise UsageError("tokenizer.kind", what, got=config.tokenizer.kind, remedy=remedy)
+    if data.prefixes is not None:
+        what = "must be null, for teachers of both directions"
+        got = ", ".join(data.prefixes)
+        raise UsageError("data.prefixes", what, got=got, remedy="leave it out")
 
 
 def reversed_config(config: Config) -> Config:

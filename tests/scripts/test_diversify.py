@@ -58,6 +58,16 @@ def test_a_model_of_the_other_direction_trains_all_its_weights(tmp_path):
             "[{source: valid.src, target: valid.tgt}]",
             "data.valid: must be a text, not a list; name one",
         ),
+        (
+            "tokenizer: {kind: char, lowercase: source}",
+            "tokenizer: {kind: marian}",
+            "tokenizer.kind: must be learned from the corpus, for teachers of both directions",
+        ),
+        (
+            LANGUAGES,
+            f"{LANGUAGES}  prefixes: {{de: 'to German '}}\n",
+            "data.prefixes: must be null, for teachers of both directions",
+        ),
     ],
 )
 def test_a_corpus_that_cannot_be_reversed_is_refused_before_a_training(tmp_path, old, new, message):
