@@ -94,16 +94,26 @@ def test_each_plan_is_made_once_and_before_its_epoch_begins(monkeypatch):
 def test_a_weight_is_rounded_up_or_down_in_each_epoch(weights, seed):
     pairs = [(3, 3)] * len(weights)
     plan = bucketing(pairs, 12, seed, weights).plan(0) if sum(weights) >= len(weights) else []
-    times = np.bincount(np.concatenate(plan), minlength=len(weights)) if plan else None
+    samples = sorted(np.concatenate(plan).tolist()) if plan else []
+    assert len(samples) == len(set(samples))
     for index, weight in enumerate(weights if plan else []):
-        assert times[index] in (np.floor(weight), np.ceil(weight))
+        own = [sample for sample in samples if sample % len(weights) == index]
+        assert len(own) in (np.floor(weight), np.ceil(weight))
+        # Each time that the epoch has an example has a number of its own.
+        assert own == [index + len(weights) * time for time in range(len(own))]
+
+
+def test_numbers_of_samples_may_need_64_bits():
+    weights = PairWeights.of_runs([3000, 1], [1.0, 1e6])
+    (batch,) = Bucketing(*np.ones((2, 3001), int), weights, 10**7, 1).plan(0)
+    assert sorted(batch[batch % 3001 == 3000]) == list(range(3000, 3001 * 10**6, 3001))
 
 
 def test_weights_hold_on_average_over_epochs():
     weights = [0.5, 1.0, 2.25]
     buckets = bucketing([(3, 3)] * 3, 12, 1, weights)
     times = sum(
-        np.bincount(np.concatenate(buckets.plan(epoch)), minlength=3) for epoch in range(2000)
+        np.bincount(np.concatenate(buckets.plan(epoch)) % 3, minlength=3) for epoch in range(2000)
     )
     np.testing.assert_allclose(times / 2000, weights, atol=0.05)
 
@@ -168,7 +178,7 @@ def test_the_plan_is_the_one_of_a_walk_example_by_example(
         plan = bucketing(
             pairs, budget, seed, PairWeights.of_runs([1] * len(weights), weights)
         ).plan(epoch)
-    assert [batch.tolist() for batch in plan] == expected
+    assert [(batch % len(pairs)).tolist() for batch in plan] == expected
     assert all(batch.dtype == np.int32 for batch in plan)
 
 

@@ -9,9 +9,10 @@ from toy import write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import SourceNoiseConfig
-from tformer_cli.corpus.noise import ExampleNoise, random_numbers, with_noise
+from tformer_cli.corpus.batch import collate
+from tformer_cli.corpus.noise import ExampleNoise, Masking, random_numbers, with_noise
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.corpus.store import Example
+from tformer_cli.corpus.store import BidirectionalStore, Example, build_store
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.text.special_tokens import FIRST_TAG_ID, NUM_SPECIAL
 from tformer_cli.text.tokenizer import build_tokenizers
@@ -54,6 +55,24 @@ def test_what_is_drawn_depends_on_seed_epoch_and_pair_alone(tmp_path):
     epochs = [plain(quiet.apply(twice, epoch)) for epoch in range(9)]
     drawn = {str([rows[pair][side] for rows in epochs]) for pair in (0, 1) for side in (1, 2)}
     assert len(drawn) == 4
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one direction", "both directions"])
+def test_each_time_that_an_epoch_has_a_pair_is_drawn_anew(both, tmp_path):
+    noise, examples = noise_and_examples(tmp_path, *BOTH)
+    pairs = build_store((x.source, x.target) for x in examples)
+    store = BidirectionalStore(pairs) if both else pairs
+    size = len(store.weights)
+    indices = np.arange(3 * size)
+    thrice = store.examples(indices)
+    sides = [row[1:] for row in plain(thrice)]
+    assert sides == 3 * sides[:size]
+    assert [example.index for example in thrice] == indices.tolist()
+    masked = Masking(0.5, SIZE, seed=1).apply(collate(thrice), 0).source.tolist()
+    for drawn in ([row[1:] for row in plain(noise.apply(thrice, 0))], masked):
+        times = [{str(drawn[index + time * size]) for time in range(3)} for index in range(size)]
+        # A short sentence may be drawn alike by chance.
+        assert np.mean([len(each) for each in times]) > 2
 
 
 def test_a_segmentation_that_is_too_long_is_not_taken(tmp_path):

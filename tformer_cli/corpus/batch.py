@@ -32,7 +32,7 @@ class Batch:
     target_mask: Tensor
     # (N,) flat indices of `target_mask`; with them, no GPU has to say how many there are.
     target_positions: Tensor
-    indices: Tensor  # (B,) index of each example in its corpus
+    indices: Tensor  # (B,) index of each example
     num_target_tokens: int  # N
 
     @property

@@ -24,7 +24,8 @@ PREFETCH_FROM = 0.9
 # Gives examples the form in which an epoch sees them.
 ExampleChange = Callable[[Sequence[Example], int], list[Example]]
 
-# The batches of an epoch in the order of training, each an array of example indices.
+# The batches of an epoch in the order of training, each an array of samples: of n examples, number
+# i is i where an epoch has it for the first time, then i + n, i + 2 n and so on.
 EpochPlan = list[np.ndarray]
 
 
@@ -53,37 +54,46 @@ class Bucketing:
     def plan(self, epoch: int) -> EpochPlan:
         """Return the batches of one epoch."""
         random = np.random.default_rng((self.seed, epoch))
-        examples = self._sample(random)
-        random.shuffle(examples)
-        num_tokens = int(self.target_lengths[examples].sum(dtype=np.int64))
-        mean_length = max(1.0, num_tokens / max(1, len(examples)))
+        samples = self._sample(random)
+        random.shuffle(samples)
+        num_tokens = sum(
+            int(self.target_lengths[samples[span] % len(self.weights)].sum(dtype=np.int64))
+            for span in slices(len(samples))
+        )
+        mean_length = max(1.0, num_tokens / max(1, len(samples)))
         pool_size = max(1, int(POOL_BATCHES * self.batch_tokens / mean_length))
         batches: EpochPlan = []
-        for start in range(0, len(examples), pool_size):
-            pool = examples[start : start + pool_size]
+        for start in range(0, len(samples), pool_size):
+            pool = samples[start : start + pool_size]
             batches += _split(pool, self._sort(pool), self.batch_tokens)
         return [batches[index] for index in random.permutation(len(batches)).tolist()]
 
     def _sample(self, random: np.random.Generator) -> np.ndarray:
-        """Return example indices, each floor(weight) or ceil(weight) times."""
+        """Return samples of the examples, each floor(weight) or ceil(weight) times."""
         num_examples = len(self.weights)
-        max_samples = sum(
-            int(np.ceil(self.weights[span]).sum(dtype=np.int64)) for span in slices(num_examples)
-        )
-        samples = np.empty(max_samples, dtype=np.int32 if num_examples < 2**31 else np.int64)
+        max_samples = max_times = 0
+        for span in slices(num_examples):
+            times = np.ceil(self.weights[span]).astype(np.int64)
+            max_samples += int(times.sum())
+            max_times = max(max_times, int(times.max()))
+        fits = num_examples * max_times < 2**31
+        samples = np.empty(max_samples, dtype=np.int32 if fits else np.int64)
         num_samples = 0
         for span in slices(num_examples):
             weights = self.weights[span]
             times = np.floor(weights).astype(np.int64)
             times += random.random(len(times)) < weights - times
             repeated = np.repeat(np.arange(span.start, span.stop), times)
+            firsts = np.repeat(np.cumsum(times) - times, times)
+            repeated += num_examples * (np.arange(len(repeated)) - firsts)
             samples[num_samples : num_samples + len(repeated)] = repeated
             num_samples += len(repeated)
         return samples[:num_samples]
 
     def _sort(self, pool: np.ndarray) -> np.ndarray:
-        """Reorder a pool by length; return the longer side of each example."""
-        source, target = self.source_lengths[pool], self.target_lengths[pool]
+        """Reorder a pool by length; return the longer side of each sample."""
+        examples = pool % len(self.weights)
+        source, target = self.source_lengths[examples], self.target_lengths[examples]
         longest = np.maximum(source, target)
         # Both sides are padded: the longer one leads, the other breaks ties.
         by_length = np.lexsort((source + target, longest))
@@ -162,8 +172,8 @@ def training_micro_batches(
     rows of a batch gets an empty list. `change`, if any, is applied to the examples of each.
     """
     position = data_position
-    for indices, next_position in plans.batches_from(data_position):
-        parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))
+    for samples, next_position in plans.batches_from(data_position):
+        parts = np.array_split(samples, min(accumulate * num_ranks, len(samples)))
         own = [store.examples(part) for part in parts[rank::num_ranks]]
         if change is not None:
             own = [change(examples, position.epoch) for examples in own]
@@ -175,8 +185,8 @@ def batches_in_order(
     store: TokenStore, *, batch_tokens: int, start_id: int = BOS_ID
 ) -> Iterator[Batch]:
     """Yield every example once, in batches of similar length."""
-    for indices in _bucketing(store, batch_tokens, seed=0).plan(epoch=0):
-        yield collate(store.examples(indices), start_id)
+    for samples in _bucketing(store, batch_tokens, seed=0).plan(epoch=0):
+        yield collate(store.examples(samples), start_id)
 
 
 def _bucketing(store: TokenStore | BidirectionalStore, batch_tokens: int, seed: int) -> Bucketing:

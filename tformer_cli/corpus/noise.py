@@ -1,6 +1,6 @@
 """Random changes of the training text: masks, subword sampling and source noise.
 
-Those of a sentence are a function of (seed, epoch, index in the corpus), so they depend neither on
+Those of a sentence are a function of (seed, epoch, index of the example), so they depend neither on
 its batch nor on the number of processes, and a resumed training draws them again.
 """
 

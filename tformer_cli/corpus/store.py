@@ -29,7 +29,11 @@ SLICE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Pair `index` of a corpus as token ids, without special tokens."""
+    """Pair `index % n` of n pairs of a corpus as token ids, without special tokens.
+
+    What changes a pair at random draws by `index`, which is larger by n each time that an epoch has
+    the pair once more.
+    """
 
     index: int
     source: Sequence[int] | np.ndarray
@@ -146,13 +150,14 @@ class TokenStore:
         return len(self.weights)
 
     def examples(self, indices: np.ndarray) -> list[Example]:
-        """Return the pairs at `indices`, in that order."""
-        sources = _rows(self.source_ids, self.source_offsets, indices)
-        targets = _rows(self.target_ids, self.target_offsets, indices)
+        """Return the pairs at `indices`, modulo n, in that order."""
+        rows = indices % len(self)
+        sources = _rows(self.source_ids, self.source_offsets, rows)
+        targets = _rows(self.target_ids, self.target_offsets, rows)
         if self.tags is not None:
-            sources = self.tags.before(sources, indices)
+            sources = self.tags.before(sources, rows)
         if self.target_tags is not None:
-            targets = self.target_tags.before(targets, indices)
+            targets = self.target_tags.before(targets, rows)
         return list(map(Example, indices.tolist(), sources, targets))
 
     @property
@@ -202,15 +207,13 @@ class BidirectionalStore:
     pairs: TokenStore
 
     def examples(self, indices: np.ndarray) -> list[Example]:
-        """Return the examples at `indices`, in that order."""
+        """Return the examples at `indices`, modulo 2n, in that order."""
         num_pairs = len(self.pairs)
-        is_swapped = indices >= num_pairs
+        # Pair i has the indices i, i + 2n and so on; swapped, it has i + n, i + 3n and so on.
+        is_swapped = indices // num_pairs % 2 == 1
         plain = iter(self.pairs.examples(indices[~is_swapped]))
-        swapped = iter(self._swapped.examples(indices[is_swapped] - num_pairs))
-        return [
-            replace(next(swapped), index=index) if index >= num_pairs else next(plain)
-            for index in indices.tolist()
-        ]
+        swapped = iter(self._swapped.examples(indices[is_swapped]))
+        return [next(swapped if other else plain) for other in is_swapped.tolist()]
 
     @property
     def source_lengths(self) -> np.ndarray:
