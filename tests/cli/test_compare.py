@@ -447,6 +447,20 @@ def test_the_text_is_the_only_test_set_or_valid_or_has_to_be_named(runs, toy_run
     assert tformer("compare", *runs).stdout.startswith("valid: 12 sentences")
 
 
+@pytest.mark.parametrize("options", [(), ("--test", "valid")])
+def test_runs_without_a_text_of_the_same_name_are_refused(runs, tformer, options):
+    one, other = runs
+    change(other, "    toy:", "    third:")
+    # A list, whose texts are named by their direction.
+    change(other, "  valid:\n    source:", "  valid:\n  - source:")
+    result = tformer("compare", *runs, *options)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"SYSTEM: must have a text of the same name as {one} (valid, toy); "
+        "translate one text with each, and compare the files\n",
+    )
+
+
 def test_a_run_that_does_not_translate_is_refused(masked_run, toy_run, tformer):
     result = tformer("compare", toy_run, masked_run)
     assert result.exit_code == 2

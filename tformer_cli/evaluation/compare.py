@@ -239,6 +239,11 @@ def _common_test_set(runs: Sequence[ModelFiles], name: str | None) -> str:
         check_translates(run.run, run.config)
     valid = _common_names([run.config.data.valid_texts for run in runs])
     tests = _common_names([run.config.data.test for run in runs])
+    if not valid and not tests:
+        names = [*runs[0].config.data.valid_texts, *runs[0].config.data.test]
+        what = f"must have a text of the same name as {runs[0].run.path}"
+        remedy = "translate one text with each, and compare the files"
+        raise UsageError("`systems`", what, got=", ".join(names), remedy=remedy)
     remedy = f"choose from: {', '.join([*valid, *tests])}"
     if name is None and len(tests or valid) != 1:
         raise UsageError("`test`", "is required, since the runs have several", remedy=remedy)
