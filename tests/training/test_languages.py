@@ -20,7 +20,7 @@ from train_states import train_state
 
 from tformer_cli import Translator, calibrate, report, tune
 from tformer_cli.api import evaluate, score
-from tformer_cli.config.load import as_plain, load_config, to_yaml
+from tformer_cli.config.load import as_plain, load_config, to_yaml, training_item
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, SamplingConfig
 from tformer_cli.config.schema.fields import check
@@ -525,7 +525,7 @@ def test_synthetic_text_names_its_languages(run, tmp_path, received, real, direc
     made = synthesize(
         [run.path], tmp_path / "text", output, real=real, to="cc", backend="native", workers=1
     )
-    item = made.as_config()
+    item = training_item(made.text)
     assert [item["source_language"], item["target_language"]] == direction.split()
     assert received == [[IDS["cc"], *ids_of("ab cd", run), EOS]]
 
@@ -549,7 +549,7 @@ def test_synthetic_text_names_the_source_language_that_is_chosen_alone(tmp_path,
         real=real,
         source_language="cc",
     )
-    item = made.as_config()
+    item = training_item(made.text)
     assert [item["source_language"], item["target_language"]] == direction.split()
 
 

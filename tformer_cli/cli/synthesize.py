@@ -33,6 +33,7 @@ from tformer_cli.cli.options import (
     chosen_mbr,
     chosen_run,
 )
+from tformer_cli.config.load import to_yaml, training_item
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _print(result: "Synthesis", input_file: Path, as_json: bool) -> None:
             "pairs": result.num_pairs,
             "omitted": result.omitted,
             "record": str(result.record),
-            "train": result.as_config(),
+            "train": training_item(result.text),
         }
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
         return
@@ -147,7 +148,7 @@ def _print(result: "Synthesis", input_file: Path, as_json: bool) -> None:
         tell(f"{input_file}: {lines} ({numbers}{more})")
     tell(f"{result.record}: line, teacher, rank and score of each pair")
     tell("below data.train of a config:")
-    tell(result.as_yaml().rstrip("\n"))
+    tell(to_yaml([training_item(result.text)]).rstrip("\n"))
 
 
 distill = _command(

@@ -116,6 +116,12 @@ def dump_config(config: Config) -> str:
     return to_yaml(as_plain(config))
 
 
+def training_item(text: TrainingText) -> dict[str, Any]:
+    """Return a text as an item of `data.train`, without the keys that have their default."""
+    plain = as_plain(text)
+    return {key: plain[key] for key in plain if key != "weight" and plain[key] != []}
+
+
 def save_decoding(file: Path, decoding: DecodingConfig) -> None:
     """Replace the search in a configuration file; other keys stay as written, without comments."""
     section = compose(to_yaml(as_plain(decoding)), str(file))

@@ -38,10 +38,11 @@ from tformer_cli.corpus.filters import (
 from tformer_cli.corpus.lines import read_errors, read_lines
 from tformer_cli.corpus.prefetch import chunks, map_in_processes
 from tformer_cli.corpus.reader import read_texts, text_changed
-from tformer_cli.errors import UsageError
 from tformer_cli.process import num_cores
 from tformer_cli.storage.atomic import file_checksum, open_atomic
-from tformer_cli.storage.partial_file import PartialFile, file_prefix, partial_file
+from tformer_cli.storage.outputs import check_outputs, output_files
+from tformer_cli.storage.partial_file import PartialFile, partial_file
+from tformer_cli.text.language import side_names
 from tformer_cli.text.segments import num_words
 
 # Pairs of a job of a process, and between two states that a kill leaves.
@@ -108,8 +109,15 @@ def clean(
     if isinstance(text, PairsFile) and text.languages is None:
         text = replace(text, languages=languages)
     files = [Path(file) for file in held_out]
-    sides, record_file = _output_files(file_prefix(output), languages)
-    _check_files([*text.files.values(), *files], [*sides.files.values(), record_file])
+    names = [*side_names(languages), "dropped.jsonl"]
+    source_file, target_file, record_file = output_files(output, names)
+    sides = ParallelText(source=source_file, target=target_file)
+    inputs = [*text.files.values(), *files]
+    check_outputs(inputs, [source_file, target_file, record_file])
+    for file in inputs:
+        # A missing file is refused by name.
+        with read_errors(str(file)):
+            file.open("rb").close()
     held_out_texts = [PlainText(text=file) for file in files]
     [pair_filter] = PairFilter.of_texts(filters, [languages], held_out_texts)
     size = sum(file.stat().st_size for file in text.files.values())
@@ -130,32 +138,6 @@ def clean(
         _write_sides(text, sides, is_kept, kinds, record, num_written)
         report, examples = _summary(record)
     return Cleaning(sides, record_file, report, examples)
-
-
-def _output_files(prefix: Path, languages: Direction) -> tuple[ParallelText, Path]:
-    """Return the files of both sides, and of the record."""
-    ending = ".gz" if prefix.suffix == ".gz" else ""
-    stem = str(prefix).removesuffix(ending)
-    source, target = languages
-    names = languages if source != target else (f"source.{source}", f"target.{target}")
-    files = [Path(f"{stem}.{name}{ending}") for name in (*names, "dropped.jsonl")]
-    return ParallelText(source=files[0], target=files[1]), files[2]
-
-
-def _check_files(inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """Refuse to read a text that can be read only once, or to write over one."""
-    for file in inputs:
-        if file.exists() and not file.is_file():
-            what = "must be a regular file"
-            raise UsageError(str(file), what, remedy="write it to a file first")
-        # A missing file is refused by name.
-        with read_errors(str(file)):
-            file.open("rb").close()
-    texts = {os.path.realpath(file) for file in inputs}
-    for file in outputs:
-        if os.path.realpath(file) in texts:
-            what = "would replace the text"
-            raise UsageError("`output`", what, got=str(file), remedy="choose another name")
 
 
 def _judge(

@@ -21,6 +21,7 @@ from tformer_cli.config.schema.text import Bitext, ParallelText, Text
 from tformer_cli.corpus.reader import read_texts, text_changed
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
+from tformer_cli.text.language import side_names
 
 # Maximum number of pairs in each held-out part.
 MAX_HELD_OUT = 1000
@@ -83,8 +84,7 @@ def split_text(
     text is read twice; `on_done` is called with the number of pairs read. File names end in the
     languages. A directory made of other files is replaced only with `overwrite`.
     """
-    source, target = languages
-    endings = languages if source != target else (f"source.{source}", f"target.{target}")
+    endings = side_names(languages)
     names = {part: tuple(f"{part}.{ending}" for ending in endings) for part in SPLITS}
     origin: dict[str, object] = {
         "files": sorted(itertools.chain.from_iterable(names.values())),

@@ -100,20 +100,6 @@ class PartialFile:
         self._file.seek(self._num_bytes)
 
 
-def file_prefix(output: str | os.PathLike[str]) -> Path:
-    """Return what the names of several files begin with, as an absolute path.
-
-    Raises:
-        UsageError: it names a folder.
-    """
-    text = os.fspath(output)
-    if os.path.basename(text) in ("", ".", ".."):
-        what = "must be what names of files begin with, not a folder"
-        remedy = f"add a name, such as {os.path.join(text, 'text')}"
-        raise UsageError("`output`", what, got=text or "an empty text", remedy=remedy)
-    return Path(os.path.abspath(text))
-
-
 @contextlib.contextmanager
 def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[PartialFile]:
     """Open FILE.partial, new or left by an interruption; on success it replaces FILE.

@@ -190,6 +190,12 @@ def languages_of_name(file: Path) -> tuple[str, str] | None:
     return None
 
 
+def side_names(languages: tuple[str, str]) -> tuple[str, str]:
+    """Return what the names of both files of a parallel text end with: its languages."""
+    source, target = languages
+    return languages if source != target else (f"source.{source}", f"target.{target}")
+
+
 def are_exchanged(given: Sequence[str | None], named: Sequence[str | None]) -> bool:
     """Return whether languages of source and target, as far as given, are those of the other side.
 

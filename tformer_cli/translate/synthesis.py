@@ -18,15 +18,15 @@ from typing import Any, Literal, get_args
 
 from tformer_cli import __version__
 from tformer_cli.choices import Backend
-from tformer_cli.config.load import as_plain, to_yaml
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.text import TrainingText
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.distributed import process_group
-from tformer_cli.errors import Problem, UsageError, check_choice
+from tformer_cli.errors import Problem, check_choice
 from tformer_cli.storage.atomic import file_checksum, open_atomic
-from tformer_cli.storage.partial_file import PartialFile, file_prefix, partial_file
+from tformer_cli.storage.outputs import check_outputs, output_files
+from tformer_cli.storage.partial_file import PartialFile, partial_file
 from tformer_cli.translate import translator
 from tformer_cli.translate.files import Output, main_output, translate_shared
 from tformer_cli.translate.options import MBR, SearchOptions
@@ -62,15 +62,6 @@ class Synthesis:
     num_lines: int
     num_pairs: dict[str, int]
     omitted: tuple[int, ...]
-
-    def as_config(self) -> dict[str, Any]:
-        """Return the item of `data.train`, as a config has it."""
-        plain = as_plain(self.text)
-        return {key: plain[key] for key in plain if key != "weight" and plain[key] != []}
-
-    def as_yaml(self) -> str:
-        """Return the lines of a config to put below `train:`."""
-        return to_yaml([self.as_config()])
 
 
 def synthesize(
@@ -139,9 +130,9 @@ def synthesize(
     """
     check_choice("`real`", real, get_args(RealSide))
     file = Path(text)
-    source, target, record = _output_files(file_prefix(output))
+    source, target, record = output_files(output, ["source", "target", "jsonl"])
     sides = TrainingText(source=source, target=target, tags=TAGS[real])
-    _check_outputs(file, (source, target, record))
+    check_outputs([file], [source, target, record])
     total = sum(1 for _ in read_lines(file))
     models = Teachers.load(
         teachers,
@@ -219,24 +210,6 @@ class DistinctRows:
                 self._seen.add(digest)
                 kept.append(f"{row}\n")
         self._rows.add("".join(kept), num_lines)
-
-
-def _output_files(prefix: Path) -> list[Path]:
-    """Return the files of sources, of targets, and of the record."""
-    ending = ".gz" if prefix.suffix == ".gz" else ""
-    stem = str(prefix).removesuffix(ending)
-    return [Path(f"{stem}.{name}{ending}") for name in ("source", "target", "jsonl")]
-
-
-def _check_outputs(text: Path, outputs: Sequence[Path]) -> None:
-    """Refuse to write over the text, or to read it from what can be read only once."""
-    if text.exists() and not text.is_file():
-        what = "must be a regular file"
-        raise UsageError(str(text), what, remedy="write it to a file first")
-    for output in outputs:
-        if os.path.realpath(output) == os.path.realpath(text):
-            what = "would replace the text"
-            raise UsageError("`output`", what, got=str(output), remedy="choose another name")
 
 
 def _rows(models: Teachers, real: RealSide, lines: Sequence[TranslatedLine]) -> str:
