@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tformer_cli.config.schema.text import ParallelText as ParallelText
     from tformer_cli.corpus.clean import Cleaning as Cleaning
     from tformer_cli.corpus.clean import clean as clean
+    from tformer_cli.corpus.phrases import Phrases as Phrases
+    from tformer_cli.corpus.phrases import extract_phrases as extract_phrases
     from tformer_cli.corpus.statistics import VocabularyReport as VocabularyReport
     from tformer_cli.errors import Problem as Problem
     from tformer_cli.errors import TformerError as TformerError
@@ -62,6 +64,7 @@ _HOMES = {
     "MBR": "tformer_cli.translate.options",
     "PairsFile": "tformer_cli.config.schema.text",
     "ParallelText": "tformer_cli.config.schema.text",
+    "Phrases": "tformer_cli.corpus.phrases",
     "Problem": "tformer_cli.errors",
     "Report": "tformer_cli.evaluation.report",
     "SampleConfig": "tformer_cli.config.schema.decoding",
@@ -80,6 +83,7 @@ _HOMES = {
     "clean": "tformer_cli.corpus.clean",
     "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",
+    "extract_phrases": "tformer_cli.corpus.phrases",
     "load_config": "tformer_cli.config.load",
     "report": "tformer_cli.evaluation.report",
     "report_vocabulary": "tformer_cli.training.vocabulary",

@@ -26,6 +26,7 @@ COMMANDS = [
     "serve",
     "distill",
     "back-translate",
+    "extract-phrases",
     "eval",
     "tune",
     "calibrate",

@@ -295,6 +295,38 @@ def test_new_says_what_it_set_aside(folder: Path) -> None:
     assert last_line("check", "config.yaml") == "config.yaml: ok"
 
 
+def test_new_adds_the_phrases_of_a_text_of_a_thousand_pairs(folder: Path) -> None:
+    for language in ("en", "de"):
+        lines = "".join(f"all of line {line} in {language}\n" for line in range(1000))
+        Path(f"train.{language}").write_text(lines, encoding="utf-8")
+    arguments = ("new", "train.en", "train.de", "--output", "my.yaml")
+    lines = printed(*arguments).split("\n")
+    (count,) = [line for line in lines if line.startswith("phrases: ")]
+    files = [Path("my.phrases.en"), Path("my.phrases.de")]
+    phrases = [file.read_text(encoding="utf-8").splitlines() for file in files]
+    assert count == (
+        f"phrases: {len(phrases[0]):,} pairs of parts of train in {files[0]} and {files[1]}"
+    )
+    assert set(zip(*phrases, strict=True)) >= {("all of", "all of"), ("in en", "in de")}
+    text, named = load_config(Path("my.yaml")).data.train
+    assert (text.weight, named.tags) == (4, ("[phrase]",))
+    assert [*named.files.values()] == [folder / file for file in files]
+    assert last_line("check", "my.yaml") == "my.yaml: ok"
+    Path("my.yaml").unlink()
+    assert complaint(UsageError, *arguments) == (
+        f"{files[0]}: already exists; choose another --output, or add --force"
+    )
+    assert printed(*arguments, "--force").split("\n") == lines
+
+
+def test_new_does_without_phrases_where_sentences_are_words(folder: Path) -> None:
+    for language in ("en", "de"):
+        lines = "".join(f"{language}{line}\n" for line in range(1000))
+        Path(f"train.{language}").write_text(lines, encoding="utf-8")
+    assert "phrases: " not in printed("new", "train.en", "train.de", "--output", "my.yaml")
+    assert len(load_config(Path("my.yaml")).data.train) == 1
+
+
 def test_new_takes_a_validation_text_and_languages(folder: Path) -> None:
     Path("valid.en").write_text("new\ntrain en 1\ntrain EN 2\n", encoding="utf-8")
     Path("valid.de").write_text("neu\ntrain de 1\ntrain de 2\n", encoding="utf-8")

@@ -7,7 +7,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 
 from tformer_cli.config.load import check_data_files, load_config
-from tformer_cli.config.schema.text import ParallelText
+from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.starter import check_replaceable, write_starter
 from tformer_cli.errors import DataError, UsageError
@@ -69,7 +69,7 @@ def test_names_and_languages_that_yaml_could_misread(tmp_path: Path) -> None:
     ("num_pairs", "tokenizer", "dim", "max_steps"),
     [
         (500, CharConfig(), 128, 1000),
-        (501, SubwordConfig(vocab_size=1000), 128, 2000),
+        (501, SubwordConfig(vocab_size=1000), 128, 4000),
         (5_001, SubwordConfig(vocab_size=4000), 192, 6000),
         (50_001, SubwordConfig(vocab_size=8000), 256, 6000),
         (300_001, SubwordConfig(vocab_size=10000), 512, 30_000),
@@ -85,6 +85,14 @@ def test_sizes_grow_with_the_text(
     assert config.tokenizer == tokenizer
     assert config.model.dim == dim
     assert config.training.max_steps == max_steps
+
+
+def test_a_text_counts_more_than_its_phrases(tmp_path: Path) -> None:
+    text, phrases = text_of(tmp_path), text_of(tmp_path, "phrases")
+    named = TrainingText(source=phrases.source, target=phrases.target, tags=("[phrase]",))
+    texts = {"train": text, "valid": text, "phrases": named}
+    train = load_config(written(tmp_path / "my.yaml", texts, num_pairs=1000)).data.train
+    assert train == (TrainingText(source=text.source, target=text.target, weight=4), named)
 
 
 def test_a_text_of_many_characters_has_a_vocabulary_that_holds_them(tmp_path: Path) -> None:

@@ -25,7 +25,12 @@ from tformer_cli.cli.options import FileArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
 from tformer_cli.config.schema.text import PairsFile, ParallelText
-from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
+from tformer_cli.config.starter import (
+    check_replaceable,
+    takes_phrases,
+    write_shipped,
+    write_starter,
+)
 from tformer_cli.errors import UsageError, printable
 from tformer_cli.terminal import progress_bar
 
@@ -118,7 +123,8 @@ def new(
 
     Without a validation text, 5% of the pairs (at most 1,000) are held out for validation and as
     many for a test. The splits are written beside the configuration; your files are not changed.
-    No source or target sentence of the held-out pairs stays in the training text.
+    No source or target sentence of the held-out pairs stays in the training text. A text of 501 to
+    5,000 pairs gets its phrase pairs beside it, as `tformer extract-phrases` writes them.
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
 
@@ -138,8 +144,9 @@ def new(
     check_replaceable(output, kept, overwrite=force)
     # Imports that `show` does not need.
     from tformer_cli.corpus.held_out import given_split, split_text
+    from tformer_cli.corpus.phrases import find_phrases, write_phrases
     from tformer_cli.corpus.reader import first_rows
-    from tformer_cli.text.language import are_exchanged
+    from tformer_cli.text.language import are_exchanged, side_names
 
     languages = languages_of(text, source_language, target_language)
     if valid is not None and are_exchanged(languages, named_languages(valid)):
@@ -154,9 +161,20 @@ def new(
             split = split_text(text, folder, languages, overwrite=force, on_done=bar.update)
         else:
             split = given_split(text, valid, on_done=bar.update)
+    phrases: list[tuple[str, str]] = []
+    texts = split.texts
+    if takes_phrases(split.num_pairs["train"]):
+        with progress_bar("pair") as bar:
+            phrases, _ = find_phrases(texts["train"], languages, on_done=bar.update)
+    if phrases:
+        names = (f"{output.stem}.phrases.{name}" for name in side_names(languages))
+        phrase_files = [output.with_name(name) for name in names]
+        for file in phrase_files:
+            check_replaceable(file, kept, overwrite=force)
+        texts = {**texts, "phrases": write_phrases(phrases, phrase_files)}
     write_starter(
         output,
-        split.texts,
+        texts,
         languages,
         num_pairs=split.num_pairs["train"],
         num_characters=split.num_characters,
@@ -168,6 +186,9 @@ def new(
         count = "pairs" if repeated is None else f"pairs, {repeated} also in train,"
         files = " and ".join(map(str, part.files.values()))
         typer.echo(f"{name}: {split.num_pairs[name]} {count} in {files}")
+    if phrases:
+        files = " and ".join(map(str, texts["phrases"].files.values()))
+        typer.echo(f"phrases: {len(phrases):,} pairs of parts of train in {files}")
     if split.num_set_aside:
         held_out = "a source or a target of valid or test"
         typer.echo(f"set aside: {split.num_set_aside} pairs that repeat {held_out}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from tformer_cli.config.load import to_yaml
-from tformer_cli.config.schema.text import Bitext, PairsFile
+from tformer_cli.config.schema.text import Bitext, PairsFile, TrainingText
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, write_text
 
@@ -27,7 +27,16 @@ _SIZES = (
     (1_000_000, ("huge", 10_000)),
     (math.inf, ("giant", 32_000)),
 )
+# Of fewer pairs, words are too rare to be aligned; with more, phrases are not measured.
+_MIN_PHRASE_PAIRS, _MAX_PHRASE_PAIRS = 501, 5_000
+# A sentence has some ten to thirty phrases, of which most have few words.
+_WEIGHT_BESIDE_PHRASES = 4
 _COMMENT_COLUMN = 34
+
+
+def takes_phrases(num_pairs: int) -> bool:
+    """Return whether a training text of so many pairs shall have its phrase pairs beside it."""
+    return _MIN_PHRASE_PAIRS <= num_pairs <= _MAX_PHRASE_PAIRS
 
 
 def write_starter(
@@ -41,23 +50,26 @@ def write_starter(
 ) -> None:
     """Write a commented configuration of a size that suits a text.
 
-    `texts` are `train`, `valid` and optionally `test`. The training text has so many pairs, and so
-    many distinct characters and words.
+    `texts` are `train`, `valid`, and optionally `test` and the `phrases` of `train`. The training
+    text has so many pairs, and so many distinct characters and words.
     """
     template, usual_size = next(size for limit, size in _SIZES if num_pairs <= limit)
     # BPE ends when each word is a subword; a text of few words has no more of them.
     size = min(usual_size, num_words // 100 * 100)
     # Bytes, special tokens, all characters, and as many subwords.
     needed = math.ceil((16 + 256 + 2 * num_characters) / 100) * 100
-    paths = {name: _text(text, config.parent) for name, text in texts.items()}
+    items = {name: _item(text, config.parent) for name, text in texts.items()}
+    train = [items["train"]]
+    if "phrases" in items:
+        train = [_item(texts["train"], config.parent, _WEIGHT_BESIDE_PHRASES), items["phrases"]]
     no_test = "# test: {NAME: {source: FILE, target: FILE}}"
     text = Template((_TEMPLATES / f"{template}.yaml").read_text(encoding="utf-8")).substitute(
         num_pairs=f"{num_pairs:,}",
         source_language=_scalar(languages[0]),
         target_language=_scalar(languages[1]),
-        train=paths["train"],
-        valid=paths["valid"],
-        test=f"test: {{test: {paths['test']}}}" if "test" in paths else no_test,
+        train=", ".join(train),
+        valid=items["valid"],
+        test=f"test: {{test: {items['test']}}}" if "test" in items else no_test,
         vocab_size=max(size, needed),
     )
     write_text(config, "".join(map(_aligned, text.splitlines(keepends=True))))
@@ -117,15 +129,21 @@ def _aligned(line: str) -> str:
     return f"{setting.rstrip():<{_COMMENT_COLUMN}} # {comment}" if mark else line
 
 
-def _text(text: Bitext, folder: Path) -> str:
+def _item(text: Bitext, folder: Path, weight: int = 1) -> str:
+    """Return a text as YAML between braces, as a config in a folder names it."""
     values = {}
     for key, file in text.files.items():
         name = Path(os.path.relpath(file, folder)).as_posix()
         # A leading tilde would mean a home folder.
-        values[key] = f"./{name}" if name[0] == "~" else name
+        values[key] = _scalar(f"./{name}" if name[0] == "~" else name)
     if isinstance(text, PairsFile) and text.source_field and text.target_field:
-        values |= {"source_field": text.source_field, "target_field": text.target_field}
-    return f"{{{', '.join(f'{key}: {_scalar(value)}' for key, value in values.items())}}}"
+        values["source_field"] = _scalar(text.source_field)
+        values["target_field"] = _scalar(text.target_field)
+    if weight != 1:
+        values["weight"] = str(weight)
+    if isinstance(text, TrainingText):
+        values["tags"] = to_yaml(list(text.tags)).strip()
+    return f"{{{', '.join(f'{key}: {value}' for key, value in values.items())}}}"
 
 
 def _scalar(text: str) -> str:

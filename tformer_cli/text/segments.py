@@ -124,6 +124,11 @@ def words(line: str, language: str) -> list[str]:
     return re.findall(word_pattern(language), line)
 
 
+def word_spans(line: str, language: str) -> list[tuple[int, int]]:
+    """Return the start and the end of each word of a line."""
+    return [match.span() for match in re.finditer(word_pattern(language), line)]
+
+
 def num_words(line: str, language: str) -> float:
     """Return the number of words of a line; without whitespace, two characters count as one."""
     return len(words(line, language)) / (1 if word_separator(language) else 2)

@@ -1,0 +1,182 @@
+"""Phrase pairs of a parallel text, as more text to train on (Sen et al. 2021).
+
+A small text shows each word in few sentences. Its phrase pairs, which word alignment finds, show
+which part of a sentence is the translation of which.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tformer_cli.config.schema.text import Bitext, Direction, PairsFile, TrainingText
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.word_alignment import Links, align_words
+from tformer_cli.errors import DataError, check_positive
+from tformer_cli.storage.atomic import open_atomic
+from tformer_cli.storage.outputs import check_outputs, output_files
+from tformer_cli.text.language import side_names
+from tformer_cli.text.segments import word_separator, word_spans
+
+# Begins each source, since it is no whole sentence.
+TAG = "[phrase]"
+MAX_PHRASE_WORDS = 7
+# Sentences with more words are left out: their links are slow to find, and the least certain.
+MAX_SENTENCE_WORDS = 100
+# Of all sentences together; each takes about 100 bytes of memory.
+MAX_WORD_PAIRS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Phrases:
+    """The phrase pairs of a text.
+
+    Attributes:
+        text: both files, with the tag `[phrase]`, as an item of `data.train`.
+        num_phrases: phrase pairs in them, all different.
+        num_pairs: pairs of sentences that they come from.
+    """
+
+    text: TrainingText
+    num_phrases: int
+    num_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A sentence, and the start and end of each of its words."""
+
+    line: str
+    spans: list[tuple[int, int]]
+
+    def words(self) -> list[str]:
+        """Return the words, whatever their case."""
+        return [self.line[start:end].casefold() for start, end in self.spans]
+
+    def phrase(self, first: int, last: int) -> str:
+        """Return the text from a word to another, both included."""
+        return self.line[self.spans[first][0] : self.spans[last][1]]
+
+
+def extract_phrases(
+    text: Bitext,
+    output: str | os.PathLike[str],
+    *,
+    languages: Direction,
+    max_words: int = MAX_PHRASE_WORDS,
+    on_done: Callable[[int], object] = lambda count: None,
+) -> Phrases:
+    """Write the phrase pairs of a parallel text, each once.
+
+    Words are aligned by what occurs together in this text. A phrase pair is a part of a source and
+    the part of its target whose words are aligned with each other and with no word outside (Koehn
+    et al. 2003, section 4.3). It neither begins nor ends with punctuation, and is no whole source.
+
+    Examples:
+        >>> text = ParallelText(source=Path("corpus.en"), target=Path("corpus.de"))
+        >>> extract_phrases(text, "phrases", languages=("en", "de"))  # doctest: +SKIP
+
+    Args:
+        text: two files of lines, or a file of pairs.
+        output: what the names of the files begin with: `output.en` and `output.de` for these
+            languages. With `output.gz` they are gzip.
+        languages: ISO codes of source and target.
+        max_words: of a phrase, on each side; where no whitespace separates words, twice as many
+            characters.
+        on_done: called with a number of pairs of sentences whenever some are done.
+
+    Raises:
+        TformerError: a file is unusable, has no phrase pairs, or is too large to be aligned.
+    """
+    files = output_files(output, side_names(languages))
+    check_outputs(list(text.files.values()), files)
+    phrases, num_pairs = find_phrases(text, languages, max_words=max_words, on_done=on_done)
+    if not phrases:
+        remedy = "give a text with sentences of several words"
+        raise DataError(str(text.source_file), "has no phrase pairs", remedy=remedy)
+    return Phrases(write_phrases(phrases, files), len(phrases), num_pairs)
+
+
+def find_phrases(
+    text: Bitext,
+    languages: Direction,
+    *,
+    max_words: int = MAX_PHRASE_WORDS,
+    on_done: Callable[[int], object] = lambda count: None,
+) -> tuple[list[tuple[str, str]], int]:
+    """Return the phrase pairs of a text, each once, and the number of pairs that were aligned.
+
+    Arguments and errors are those of `extract_phrases`, but a text may have none.
+    """
+    check_positive("`max_words`", max_words)
+    if isinstance(text, PairsFile) and text.languages is None:
+        text = replace(text, languages=languages)
+    pairs = list(_sentence_pairs(text, languages))
+    num_word_pairs = sum(len(source.spans) * len(target.spans) for source, target in pairs)
+    if num_word_pairs > MAX_WORD_PAIRS:
+        what = f"has more than {MAX_WORD_PAIRS:,} pairs of words to align"
+        remedy = "give a part of it"
+        raise DataError(str(text.source_file), what, got=f"{num_word_pairs:,}", remedy=remedy)
+    limits = [max_words if word_separator(code) else 2 * max_words for code in languages]
+    phrases: dict[tuple[str, str], None] = {}
+    for (source, target), links in zip(pairs, _align(pairs), strict=True):
+        for source_words, target_words in consistent_spans(links, len(source.spans), *limits):
+            phrases[source.phrase(*source_words), target.phrase(*target_words)] = None
+        on_done(1)
+    return list(phrases), len(pairs)
+
+
+def write_phrases(phrases: Sequence[tuple[str, str]], files: Sequence[Path]) -> TrainingText:
+    """Write phrase pairs to two files, each of them whole; return them as a text to train on."""
+    for file, lines in zip(files, zip(*phrases, strict=True), strict=True):
+        with open_atomic(file) as output:
+            output.write("".join(f"{line}\n" for line in lines).encode())
+    source, target = files
+    return TrainingText(source=source, target=target, tags=(TAG,))
+
+
+def consistent_spans(
+    links: Links, num_words: int, max_source_words: int, max_target_words: int
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield the first and the last word of each phrase of a source, and those of its target.
+
+    A link leaves no pair of spans on one side alone, and there is one at least. The target's first
+    and last words have one. The whole source, of `num_words` words, is no phrase.
+    """
+    targets_of: list[list[int]] = [[] for _ in range(num_words)]
+    sources_of: dict[int, list[int]] = {}
+    for source, target in links:
+        targets_of[source].append(target)
+        sources_of.setdefault(target, []).append(source)
+    for first in range(num_words):
+        reached: list[int] = []
+        for last in range(first, min(num_words, first + max_source_words)):
+            reached += targets_of[last]
+            if not reached:
+                continue
+            start, end = min(reached), max(reached)
+            if end - start >= max_target_words:
+                break
+            back = [i for target in range(start, end + 1) for i in sources_of.get(target, ())]
+            is_whole = last - first == num_words - 1
+            if first <= min(back) and max(back) <= last and not is_whole:
+                yield (first, last), (start, end)
+
+
+def _sentence_pairs(text: Bitext, languages: Direction) -> Iterator[tuple[_Side, _Side]]:
+    """Yield the pairs that have words on both sides, and not too many of them."""
+    for lines in read_texts([text]):
+        source, target = (
+            _Side(line, word_spans(line, code)) for line, code in zip(lines, languages, strict=True)
+        )
+        if all(0 < len(side.spans) <= MAX_SENTENCE_WORDS for side in (source, target)):
+            yield source, target
+
+
+def _align(pairs: list[tuple[_Side, _Side]]) -> Iterator[Links]:
+    """Yield the links of each pair."""
+    if pairs:
+        sources, targets = zip(*pairs, strict=True)
+        yield from align_words(
+            [side.words() for side in sources], [side.words() for side in targets]
+        )
