@@ -121,6 +121,19 @@ def test_paths_of_overrides_are_relative_to_the_current_folder(
     assert data.train[0].target == here / "texts" / "b"
 
 
+def test_a_root_for_absolute_paths_is_refused(file: Path, tmp_path: Path) -> None:
+    """The config of a run has such paths, and would train on the former text in silence."""
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(dump_config(load_config(file, [f"data.root={tmp_path}/old"])))
+    assert load_config(resolved).data.root == tmp_path / "old"
+    with pytest.raises(ConfigError) as raised:
+        load_config(resolved, ["seed=2", f"data.root={tmp_path}/new"])
+    assert str(raised.value) == (
+        "`settings` data.root: has no effect, since all paths of texts are absolute "
+        f"({tmp_path}/new); change data.train and data.valid"
+    )
+
+
 def test_a_missing_path_of_an_override_names_the_folder_that_counts(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

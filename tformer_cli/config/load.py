@@ -22,6 +22,7 @@ from tformer_cli.config.yaml_tree import OVERRIDE, compose, located, read_tree, 
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.storage.atomic import write_text
 
+_ROOT = "data.root"
 # Line ends that YAML folds to a space unless they are escaped.
 _LINE_ENDS = frozenset("\n\x85\u2028\u2029")
 
@@ -220,9 +221,19 @@ def _loaded(path: Path, overrides: Sequence[str]) -> tuple[Config, dict[str, str
     """Return the configuration of a file with overrides, and where each key is written."""
     root = with_current_names(read_tree(path), str(path))
     config, locations = _parsed(root, str(path), overrides, [])
+    if any(override.startswith(f"{_ROOT}=") for override in overrides):
+        _check_root_counts(config.data)
     config = _with_absolute_paths(config, path.parent)
     data, locations = with_globs_expanded(config.data, locations)
     return dataclasses.replace(config, data=data), locations
+
+
+def _check_root_counts(data: DataConfig) -> None:
+    """Raise a ConfigError if no path starts from the root, as in the config of a run."""
+    if data.root is not None and all(path.is_absolute() for _, path in data_files(data)):
+        what = "has no effect, since all paths of texts are absolute"
+        remedy = "change data.train and data.valid"
+        raise ConfigError([Problem(f"{OVERRIDE}{_ROOT}", what, str(data.root), remedy)])
 
 
 def _parsed(
