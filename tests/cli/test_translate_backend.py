@@ -268,3 +268,7 @@ def test_json_of_an_export_has_no_alignments(toy_run, tmp_path, tformer):
     assert own["translations"][0]["alignments"]
     assert (found["source_tokens"], found["translations"][0]["alignments"]) == (None, None)
     assert found["translations"][0]["text"] == own["translations"][0]["text"]
+    refused = tformer("translate", export, "ab cd", "--alignments", tmp_path / "pairs.txt")
+    assert refused.stderr.endswith(
+        "--alignments: needs a translator that has an aligner; leave it out\n"
+    )

@@ -51,7 +51,10 @@ def test_a_field_of_json_lines_is_translated(toy_run, tformer, film):
             "--output: must be of the same kind as the document (film.txt); use .srt",
         ),
         (("-o", "film.srt"), "--output: is also --input (film.srt); name another file"),
-        (("-o", "x.srt", "--field", "a"), "--field: has no effect on this document (film.srt)"),
+        (
+            ("-o", "x.srt", "--field", "a"),
+            "--field: has no effect on this document (film.srt); leave it out",
+        ),
         *(
             (
                 ("-o", "x.srt", *option),

@@ -25,8 +25,10 @@ def test_only_the_text_under_the_field_changes(tmp_path):
 def test_a_line_without_the_text_is_refused(tmp_path, line):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "a"}\n' + line, encoding="utf-8")
-    with pytest.raises(DataError, match=r"jsonl:2: must be a JSON object with text under the fie"):
+    with pytest.raises(DataError) as caught:
         read_document(path)
+    what = "must be a JSON object with text under the field (text); name its key by `field`"
+    assert str(caught.value) == f"{path}:2: {what}"
 
 
 def test_half_of_a_surrogate_pair_is_refused(tmp_path):

@@ -148,6 +148,7 @@ _SAME_NAMES = (
 )
 # Options by the Python arguments that messages of the library name.
 OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
+    "aligned": "--alignments",
     "banned": "--ban",
     "beam_size": "--beam",
     "count": "--nbest",

@@ -127,7 +127,8 @@ def read_document(
         remedy = f"use one of {', '.join(PARSERS)}"
         raise UsageError(str(path), "is not a document", remedy=remedy)
     if field is not None and kind != ".jsonl":
-        raise UsageError("`field`", "has no effect on this document", got=str(path))
+        what = "has no effect on this document"
+        raise UsageError("`field`", what, got=str(path), remedy="leave it out")
     data, name = _read(path), str(path)
     texts = read_parts(data, name) if kind == DOCX else {"": _decoded(data, name)}
     parts = {}

@@ -28,7 +28,8 @@ def jsonl_entries(content: Content) -> Iterator[Entry]:
                 ((start, end),) = _string_spans(line, content.field)
             except (ValueError, IndexError, RecursionError):
                 what = "must be a JSON object with text under the field"
-                raise DataError(where, what, got=content.field) from None
+                remedy = "name its key by `field`"
+                raise DataError(where, what, got=content.field, remedy=remedy) from None
             segment = Segment(json.loads(line[start:end]))
             if _SURROGATE.search(segment.text):
                 what = "has half of a surrogate pair, which is no character"
