@@ -327,6 +327,18 @@ def test_new_does_without_phrases_where_sentences_are_words(folder: Path) -> Non
     assert len(load_config(Path("my.yaml")).data.train) == 1
 
 
+def test_new_separates_thousands(folder: Path) -> None:
+    for language in ("en", "de"):
+        pairs = (f"{language} {line}\n" for line in range(20_000))
+        Path(f"train.{language}").write_text("".join(pairs), encoding="utf-8")
+    counts = [line.split(" in ")[0] for line in printed("new", "train.en", "train.de").split("\n")]
+    assert counts[1:4] == [
+        "train: 18,000 pairs",
+        "valid: 1,000 pairs, 0 also",
+        "test: 1,000 pairs, 0 also",
+    ]
+
+
 def test_new_takes_a_validation_text_and_languages(folder: Path) -> None:
     Path("valid.en").write_text("new\ntrain en 1\ntrain EN 2\n", encoding="utf-8")
     Path("valid.de").write_text("neu\ntrain de 1\ntrain de 2\n", encoding="utf-8")

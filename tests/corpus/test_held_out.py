@@ -272,10 +272,10 @@ def test_empty_text_is_refused(tmp_path: Path) -> None:
     for train, valid in ((text, empty), (empty, text)):
         with pytest.raises(DataError) as raised:
             given_split(train, valid)
-        assert str(raised.value) == f"{empty.source}: has no lines"
+        assert str(raised.value) == f"{empty.source}: no lines; name a file with text"
     with pytest.raises(DataError) as raised:
         split_text(empty, tmp_path / "my.data", LANGUAGES)
-    assert str(raised.value) == f"{empty.source}: has no lines"
+    assert str(raised.value) == f"{empty.source}: no lines; name a file with text"
 
 
 def test_each_pair_counts_whenever_it_is_read(tmp_path: Path) -> None:

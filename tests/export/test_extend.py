@@ -180,7 +180,7 @@ def test_a_run_without_codes_a_full_vocabulary_and_a_missing_text_are_refused(
     assert "has no counterpart in" in complaint(run, replace(text, source=short))
     short.write_text("", encoding="utf-8")
     empty.touch()
-    assert "has no lines" in complaint(run, replace(text, source=short, target=empty))
+    assert "no lines; name a file" in complaint(run, replace(text, source=short, target=empty))
     for number in range(6):
         output = RunDirectory(tmp_path / f"{number}")
         extend_run(run, output, text, ("aa", f"x{number}"))

@@ -154,7 +154,7 @@ def test_an_empty_text_is_refused(tmp_path):
     run, text = untrained(tmp_path, KINDS[0]), written(tmp_path, PAIRS[:1])
     for file in text.files.values():
         file.write_text("", encoding="utf-8")
-    with pytest.raises(TformerError, match="has no lines"):
+    with pytest.raises(TformerError, match="no lines; name a file with text"):
         trim_run(run, RunDirectory(tmp_path / "small"), text)
     assert not (tmp_path / "small").exists()
 

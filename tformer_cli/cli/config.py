@@ -183,15 +183,15 @@ def new(
     typer.echo(f"{output}: written, {' -> '.join(languages)}")
     for name, part in split.texts.items():
         repeated = split.num_in_training.get(name)
-        count = "pairs" if repeated is None else f"pairs, {repeated} also in train,"
+        count = "pairs" if repeated is None else f"pairs, {repeated:,} also in train,"
         files = " and ".join(map(str, part.files.values()))
-        typer.echo(f"{name}: {split.num_pairs[name]} {count} in {files}")
+        typer.echo(f"{name}: {split.num_pairs[name]:,} {count} in {files}")
     if phrases:
         files = " and ".join(map(str, texts["phrases"].files.values()))
         typer.echo(f"phrases: {len(phrases):,} pairs of parts of train in {files}")
     if split.num_set_aside:
         held_out = "a source or a target of valid or test"
-        typer.echo(f"set aside: {split.num_set_aside} pairs that repeat {held_out}")
+        typer.echo(f"set aside: {split.num_set_aside:,} pairs that repeat {held_out}")
     _show_rows(first_rows({"read": text}))
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
 

@@ -95,7 +95,7 @@ def split_text(
         _check_replaceable(output, origin, text, overwrite)
     keys, characters, words = _inventory(text, on_done)
     if not len(keys):
-        raise DataError(str(text.source_file), "has no lines")
+        raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
     parts = assign_parts(keys)
     *num_pairs, num_set_aside = np.bincount(parts, minlength=SET_ASIDE + 1).tolist()
     if not all(num_pairs):
@@ -130,7 +130,7 @@ def given_split(text: Bitext, valid: Bitext, *, on_done: OnRead = lambda count: 
     texts = {"train": text, "valid": valid}
     for name, each in texts.items():
         if not num_pairs[name]:
-            raise DataError(str(each.source_file), "has no lines")
+            raise DataError(str(each.source_file), "no lines", remedy="name a file with text")
     return Split(
         texts=texts,
         num_pairs=num_pairs,

@@ -75,7 +75,7 @@ def read_nonempty(text: Bitext) -> Iterator[tuple[str, str]]:
     for pair in read_texts([text]):
         yield pair
     if pair is None:
-        raise DataError(str(text.source_file), "has no lines")
+        raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
 
 
 def first_rows(texts: Mapping[str, Text]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
