@@ -75,7 +75,7 @@ def resolve_precision(name: str | None, device: torch.device) -> torch.dtype:
     if name is None:
         name = "float32" if device.type == "cpu" else "auto"
     if name not in ("auto", *PRECISIONS):
-        what = f"must be auto, {', '.join(PRECISIONS)}"
+        what = f"must be one of auto, {', '.join(PRECISIONS)}"
         raise DeviceError("`precision`", what, got=name, remedy="use auto")
     if name == "int8" and device.type != "cpu":
         what = "int8 is for translation on a CPU"

@@ -390,7 +390,7 @@ def test_runs_of_different_references_are_refused(runs, tformer):
     assert (result.exit_code, result.stderr) == (
         2,
         f"{other}: has other references of toy than {one} ({data / 'test.tgt'}); "
-        "compare runs on the same test set\n",
+        "translate one text with each, and compare the files with --reference\n",
     )
 
 

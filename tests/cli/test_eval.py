@@ -163,7 +163,7 @@ def test_a_command_is_printed_if_sacrebleu_reads_the_references(
         ),
         (
             ("--precision", "float8"),
-            "--precision: must be auto, float32, bfloat16, float16, int8 (float8); use auto",
+            "--precision: must be one of auto, float32, bfloat16, float16, int8 (float8); use auto",
         ),
     ],
 )

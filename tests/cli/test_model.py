@@ -24,7 +24,7 @@ SHOWN = """\
 model         encoder_decoder
 layers        2 + 1
 width         12
-attention     3 heads of 4, 1 key/value heads
+attention     3 heads of 4, 1 key/value head
 feed-forward  14, relu
 norms         RMSNorm pre-norm
 positions     sinusoidal

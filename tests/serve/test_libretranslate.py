@@ -64,7 +64,7 @@ def test_alternatives_are_the_next_best_translations(server, translator, number)
         ),
         (
             {"q": "a", "source": "en", "target": "xx"},
-            "source, target: are those of no model (source=en, target=xx); "
+            "source, target: no such model (source=en, target=xx); "
             "choose from: run (source -> target)",
         ),
     ],

@@ -267,7 +267,7 @@ def test_many_clients_get_their_own_translations(server, translator):
         ({"text": "a", "terminology": {"b": 1}}, ["terminology.b: must be text (1)"]),
         (
             {"text": "a", "model": "b"},
-            ["model: are those of no model (model=b); choose from: run (source -> target)"],
+            ["model: no such model (model=b); choose from: run (source -> target)"],
         ),
         (
             {"text": "a", "nbest": 4},
@@ -446,7 +446,7 @@ def test_other_media_types_methods_and_paths_are_refused(server):
 def test_a_model_is_chosen_by_its_languages(server):
     assert server.post(text="a", source="source", target="target").status_code == 200
     assert server.post(text="a", source="target").json()["error"] == (
-        "source: are those of no model (source=target); choose from: run (source -> target)"
+        "source: no such model (source=target); choose from: run (source -> target)"
     )
 
 

@@ -175,7 +175,7 @@ def _vocabulary(config: Config, size: int) -> Iterator[str]:
 def _attention(config: ModelConfig) -> Iterator[str]:
     yield f"{config.num_heads} heads of {config.head_dim}"
     if config.kv_heads != config.num_heads:
-        yield f"{config.kv_heads} key/value heads"
+        yield f"{config.kv_heads} key/value head{'' if config.kv_heads == 1 else 's'}"
     if (latent := config.latent) is not None:
         yield f"latents of {latent.kv_lora_rank} and rotary keys of {latent.rope_head_dim}"
     if config.qk_norm:

@@ -263,7 +263,7 @@ def _common_references(runs: Sequence[ModelFiles], name: str) -> dict[Path, list
     for run, text, other in zip(runs[1:], texts[1:], others, strict=True):
         if other != first:
             what = f"has other references of {name} than {runs[0].run.path}"
-            remedy = "compare runs on the same test set"
+            remedy = "translate one text with each, and compare the files with `references`"
             raise UsageError(str(run.run.path), what, got=str(text.target_file), remedy=remedy)
     return {texts[0].target_file: first}
 

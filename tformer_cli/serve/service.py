@@ -71,7 +71,7 @@ class Service:
         matching = [each for each in self.directions if named.items() <= _names(*each).items()]
         if not matching:
             got = ", ".join(f"{name}={value}" for name, value in named.items())
-            what = "are those of no model"
+            what = "no such model"
             raise Unprocessable([Problem(", ".join(named), what, got=got, remedy=self._choices())])
         first, direction = matching[0]
         if not named and any(queue is not first for queue, _ in matching):
