@@ -50,6 +50,8 @@ def test_a_regular_expression_takes_precedence():
 def test_what_is_neither_a_kind_nor_a_regular_expression_is_refused():
     with pytest.raises(UsageError, match=r"`keep`: names no spans \(\[\); choose from: addresses"):
         KeptSpans.of(["["])
+    with pytest.raises(UsageError, match=r"`keep`: names no spans \(an empty text\); choose from"):
+        KeptSpans.of(["numbers", ""])
     for kind, meant in (("placeholder", "placeholders"), ("address", "addresses")):
         message = rf"`keep`: is no kind of spans \({kind}\); write {meant}, or for the word itself"
         with pytest.raises(UsageError, match=message):

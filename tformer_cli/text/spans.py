@@ -142,10 +142,13 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         # As an expression, it would keep this word alone.
         remedy = f"write {kinds}, or for the word itself (?:{pattern})"
         raise UsageError("`keep`", "is no kind of spans", got=pattern, remedy=remedy)
+    remedy = f"choose from: {', '.join(PATTERNS)}, or write a regular expression"
+    if not pattern:
+        raise UsageError("`keep`", "names no spans", got="an empty text", remedy=remedy)
     try:
         return re.compile(pattern)
     except re.error as error:
-        remedy = f"choose from: {', '.join(PATTERNS)}, or write a regular expression ({error})"
+        remedy = f"{remedy} ({error})"
         raise UsageError("`keep`", "names no spans", got=pattern, remedy=remedy) from None
 
 
