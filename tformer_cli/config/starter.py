@@ -21,14 +21,15 @@ SHIPPED = ("configs", "data/demo")
 # first template teach no subwords.
 _SIZES = (
     (500, ("tiny", 0)),
+    (2_000, ("mini", 1000)),
     (5_000, ("small", 1000)),
     (50_000, ("medium", 4000)),
     (300_000, ("large", 8000)),
     (1_000_000, ("huge", 10_000)),
     (math.inf, ("giant", 32_000)),
 )
-# Of fewer pairs, words are too rare to be aligned; with more, phrases are not measured.
-_MIN_PHRASE_PAIRS, _MAX_PHRASE_PAIRS = 501, 5_000
+# Of fewer pairs, words are too rare to be aligned; of more, phrases have not been found to help.
+_MIN_PHRASE_PAIRS, _MAX_PHRASE_PAIRS = 501, 2_000
 # A sentence has some ten to thirty phrases, of which most have few words.
 _WEIGHT_BESIDE_PHRASES = 4
 _COMMENT_COLUMN = 34
