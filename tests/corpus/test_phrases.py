@@ -110,3 +110,12 @@ def test_output_may_not_replace_the_text(tmp_path):
     with pytest.raises(TformerError, match="would replace the text"):
         extract_phrases(text, tmp_path / "corpus", languages=("en", "de"))
     assert len(text.source.read_text().splitlines()) == len(PAIRS)
+
+
+def test_if_one_side_cannot_be_written_the_other_stays_as_it_was(tmp_path):
+    text = write(tmp_path, PAIRS)
+    (tmp_path / "phrases.en").write_text("before\n")
+    (tmp_path / "phrases.de").mkdir()
+    with pytest.raises(TformerError, match=r"phrases\.de"):
+        extract_phrases(text, tmp_path / "phrases", languages=("en", "de"))
+    assert (tmp_path / "phrases.en").read_text() == "before\n"

@@ -29,7 +29,7 @@ _SIZES = (
     (math.inf, ("giant", 32_000)),
 )
 # Of fewer pairs, words are too rare to be aligned; of more, phrases have not been found to help.
-_MIN_PHRASE_PAIRS, _MAX_PHRASE_PAIRS = 501, 2_000
+_TEMPLATE_WITH_PHRASES = "mini"
 # A sentence has some ten to thirty phrases, of which most have few words.
 _WEIGHT_BESIDE_PHRASES = 4
 _COMMENT_COLUMN = 34
@@ -37,7 +37,8 @@ _COMMENT_COLUMN = 34
 
 def takes_phrases(num_pairs: int) -> bool:
     """Return whether a training text of so many pairs shall have its phrase pairs beside it."""
-    return _MIN_PHRASE_PAIRS <= num_pairs <= _MAX_PHRASE_PAIRS
+    template, _ = _size(num_pairs)
+    return template == _TEMPLATE_WITH_PHRASES
 
 
 def write_starter(
@@ -54,7 +55,7 @@ def write_starter(
     `texts` are `train`, `valid`, and optionally `test` and the `phrases` of `train`. The training
     text has so many pairs, and so many distinct characters and words.
     """
-    template, usual_size = next(size for limit, size in _SIZES if num_pairs <= limit)
+    template, usual_size = _size(num_pairs)
     # BPE ends when each word is a subword; a text of few words has no more of them.
     size = min(usual_size, num_words // 100 * 100)
     # Bytes, special tokens, all characters, and as many subwords.
@@ -128,6 +129,11 @@ def _aligned(line: str) -> str:
     """Move the comment of a setting to a column of its own."""
     setting, mark, comment = line.rpartition(" # ")
     return f"{setting.rstrip():<{_COMMENT_COLUMN}} # {comment}" if mark else line
+
+
+def _size(num_pairs: int) -> tuple[str, int]:
+    """Return the template and the usual vocabulary size for a number of pairs."""
+    return next(size for limit, size in _SIZES if num_pairs <= limit)
 
 
 def _item(text: Bitext, folder: Path, weight: int = 1) -> str:

@@ -112,11 +112,6 @@ def find_phrases(
     if isinstance(text, PairsFile) and text.languages is None:
         text = replace(text, languages=languages)
     pairs = list(_sentence_pairs(text, languages))
-    num_word_pairs = sum(len(source.spans) * len(target.spans) for source, target in pairs)
-    if num_word_pairs > MAX_WORD_PAIRS:
-        what = f"has more than {MAX_WORD_PAIRS:,} pairs of words to align"
-        remedy = "give a part of it"
-        raise DataError(str(text.source_file), what, got=f"{num_word_pairs:,}", remedy=remedy)
     limits = [max_words if word_separator(code) else 2 * max_words for code in languages]
     phrases: dict[tuple[str, str], None] = {}
     for (source, target), links in zip(pairs, _align(pairs), strict=True):
@@ -127,11 +122,12 @@ def find_phrases(
 
 
 def write_phrases(phrases: Sequence[tuple[str, str]], files: Sequence[Path]) -> TrainingText:
-    """Write phrase pairs to two files, each of them whole; return them as a text to train on."""
-    for file, lines in zip(files, zip(*phrases, strict=True), strict=True):
-        with open_atomic(file) as output:
-            output.write("".join(f"{line}\n" for line in lines).encode())
+    """Write phrase pairs to two files, or to neither if one fails; return the text to train on."""
     source, target = files
+    with open_atomic(source) as sources, open_atomic(target) as targets:
+        for source_phrase, target_phrase in phrases:
+            sources.write(f"{source_phrase}\n".encode())
+            targets.write(f"{target_phrase}\n".encode())
     return TrainingText(source=source, target=target, tags=(TAG,))
 
 
@@ -164,13 +160,23 @@ def consistent_spans(
 
 
 def _sentence_pairs(text: Bitext, languages: Direction) -> Iterator[tuple[_Side, _Side]]:
-    """Yield the pairs that have words on both sides, and not too many of them."""
+    """Yield the pairs that have words on both sides, and not too many of them.
+
+    A text that is too large is refused before the rest of it is read.
+    """
+    num_word_pairs = 0
     for lines in read_texts([text]):
         source, target = (
             _Side(line, word_spans(line, code)) for line, code in zip(lines, languages, strict=True)
         )
-        if all(0 < len(side.spans) <= MAX_SENTENCE_WORDS for side in (source, target)):
-            yield source, target
+        if not all(0 < len(side.spans) <= MAX_SENTENCE_WORDS for side in (source, target)):
+            continue
+        num_word_pairs += len(source.spans) * len(target.spans)
+        if num_word_pairs > MAX_WORD_PAIRS:
+            what = f"has more than {MAX_WORD_PAIRS:,} pairs of words to align"
+            remedy = "give a part of it"
+            raise DataError(str(text.source_file), what, got=f"{num_word_pairs:,}", remedy=remedy)
+        yield source, target
 
 
 def _align(pairs: list[tuple[_Side, _Side]]) -> Iterator[Links]:
