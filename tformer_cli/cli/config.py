@@ -2,10 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,7 @@ from tformer_cli.cli.entry import new_app, warn
 from tformer_cli.cli.options import FileArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
-from tformer_cli.config.schema.text import PairsFile, ParallelText
+from tformer_cli.config.schema.text import Bitext, Direction, PairsFile, ParallelText
 from tformer_cli.config.starter import (
     check_replaceable,
     takes_phrases,
@@ -33,6 +33,10 @@ from tformer_cli.config.starter import (
 )
 from tformer_cli.errors import UsageError, printable
 from tformer_cli.terminal import progress_bar
+
+if TYPE_CHECKING:
+    from tformer_cli.corpus.held_out import Split
+    from tformer_cli.corpus.phrases import Phrases
 
 # Maximum number of characters of a side that `check` and `new` show.
 _SHOWN = 60
@@ -144,9 +148,8 @@ def new(
     check_replaceable(output, kept, overwrite=force)
     # Imports that `show` does not need.
     from tformer_cli.corpus.held_out import given_split, split_text
-    from tformer_cli.corpus.phrases import find_phrases, write_phrases
     from tformer_cli.corpus.reader import first_rows
-    from tformer_cli.text.language import are_exchanged, side_names
+    from tformer_cli.text.language import are_exchanged
 
     languages = languages_of(text, source_language, target_language)
     if valid is not None and are_exchanged(languages, named_languages(valid)):
@@ -161,17 +164,8 @@ def new(
             split = split_text(text, folder, languages, overwrite=force, on_done=bar.update)
         else:
             split = given_split(text, valid, on_done=bar.update)
-    phrases: list[tuple[str, str]] = []
-    texts = split.texts
-    if takes_phrases(split.num_pairs["train"]):
-        with progress_bar("pair") as bar:
-            phrases, _ = find_phrases(texts["train"], languages, on_done=bar.update)
-    if phrases:
-        names = (f"{output.stem}.phrases.{name}" for name in side_names(languages))
-        phrase_files = [output.with_name(name) for name in names]
-        for file in phrase_files:
-            check_replaceable(file, kept, overwrite=force)
-        texts = {**texts, "phrases": write_phrases(phrases, phrase_files)}
+    phrases = _write_phrases(split, languages, output, kept, overwrite=force)
+    texts = split.texts if phrases is None else {**split.texts, "phrases": phrases.text}
     write_starter(
         output,
         texts,
@@ -184,16 +178,45 @@ def new(
     for name, part in split.texts.items():
         repeated = split.num_in_training.get(name)
         count = "pairs" if repeated is None else f"pairs, {repeated:,} also in train,"
-        files = " and ".join(map(str, part.files.values()))
-        typer.echo(f"{name}: {split.num_pairs[name]:,} {count} in {files}")
-    if phrases:
-        files = " and ".join(map(str, texts["phrases"].files.values()))
-        typer.echo(f"phrases: {len(phrases):,} pairs of parts of train in {files}")
+        typer.echo(f"{name}: {split.num_pairs[name]:,} {count} in {_names(part)}")
+    if phrases is not None:
+        count = f"{phrases.num_phrases:,} pairs of parts of train"
+        typer.echo(f"phrases: {count} in {_names(phrases.text)}")
     if split.num_set_aside:
         held_out = "a source or a target of valid or test"
         typer.echo(f"set aside: {split.num_set_aside:,} pairs that repeat {held_out}")
     _show_rows(first_rows({"read": text}))
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
+
+
+def _write_phrases(
+    split: "Split",
+    languages: Direction,
+    output: Path,
+    kept: Mapping[str, Path],
+    *,
+    overwrite: bool,
+) -> "Phrases | None":
+    """Write the phrase pairs of a training text beside a config; None where it gets or has none."""
+    if not takes_phrases(split.num_pairs["train"]):
+        return None
+    from tformer_cli.corpus.phrases import Phrases, find_phrases, write_phrases
+    from tformer_cli.text.language import side_names
+
+    with progress_bar("pair") as bar:
+        phrases, num_pairs = find_phrases(split.texts["train"], languages, on_done=bar.update)
+    if not phrases:
+        return None
+    names = (f"{output.stem}.phrases.{name}" for name in side_names(languages))
+    files = [output.with_name(name) for name in names]
+    for file in files:
+        check_replaceable(file, kept, overwrite=overwrite)
+    return Phrases(write_phrases(phrases, files), len(phrases), num_pairs)
+
+
+def _names(text: Bitext) -> str:
+    """Return the files of a text as words of a sentence."""
+    return " and ".join(map(str, text.files.values()))
 
 
 def _show_rows(texts: Iterable[tuple[str, Sequence[tuple[str, ...]]]]) -> None:
