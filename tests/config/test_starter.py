@@ -1,15 +1,18 @@
 """The starter: what it writes, and that it is a good configuration."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from sentencepiece import SentencePieceProcessor
 
 from tformer_cli.config.load import check_data_files, load_config
-from tformer_cli.config.schema.text import ParallelText, TrainingText
+from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.starter import check_replaceable, write_starter
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.records import SkippedRecordsWarning
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.text.subword import learn_subwords
 
@@ -24,7 +27,7 @@ def text_of(folder: Path, name: str = "train") -> ParallelText:
 
 def written(
     config: Path,
-    texts: dict[str, ParallelText],
+    texts: Mapping[str, Bitext],
     *,
     num_pairs: int = 100,
     num_characters: int = 50,
@@ -94,6 +97,15 @@ def test_a_text_counts_more_than_its_phrases(tmp_path: Path) -> None:
     texts = {"train": text, "valid": text, "phrases": named}
     train = load_config(written(tmp_path / "my.yaml", texts, num_pairs=1000)).data.train
     assert train == (TrainingText(source=text.source, target=text.target, weight=4), named)
+
+
+def test_a_file_of_pairs_is_read_as_it_was_counted(tmp_path: Path) -> None:
+    valid, file = text_of(tmp_path), tmp_path / "train.jsonl"
+    file.write_text('{"a": "x", "b": "y"}\n{"a": "x"}\n', encoding="utf-8")
+    text = PairsFile(pairs=file, source_field="a", target_field="b", on_error="skip")
+    config = load_config(written(tmp_path / "my.yaml", {"train": text, "valid": valid}))
+    with pytest.warns(SkippedRecordsWarning):
+        assert list(read_texts(config.data.train)) == [("x", "y")]
 
 
 def test_a_text_of_many_characters_has_a_vocabulary_that_holds_them(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tformer_cli.text.segments import (
     unit_texts,
     word_indices,
     word_separator,
+    word_spans,
 )
 
 TEXTS = st.text(alphabet="aB .,;:!?\"')\u201d。，；？」\u0301\u200d\u3000\U0001f469", max_size=60)
@@ -83,11 +84,25 @@ def test_the_best_pause_within_reach_ends_a_piece(text, pieces):
 
 @pytest.mark.parametrize(
     ("character", "max_tokens"),
-    [("e\u0301", 5), ("\U0001f469\u200d\U0001f467\u200d\U0001f466", 8), ("\u0915\u093f", 3)],
+    [
+        ("e\u0301", 5),
+        ("\U0001f469\u200d\U0001f467\u200d\U0001f466", 8),
+        ("\u0915\u093f", 3),
+        ("\u0e19\u0e49\u0e33", 5),
+        ("\uff76\uff9e", 3),
+    ],
 )
 def test_a_character_keeps_its_marks(character, max_tokens):
     pieces = segment_text(20 * character, max_tokens, len)
     assert {len(piece) % len(character) for piece in pieces} == {0}
+    ends = {end for _, end in word_spans(20 * character, "ja")}
+    assert ends <= set(range(len(character), 20 * len(character) + 1, len(character)))
+
+
+@pytest.mark.parametrize("mark", sorted(set("…؟۔।॥։።፧།။៕።！［］｛｣・׃")))
+def test_a_mark_of_any_script_is_no_part_of_a_word(mark):
+    assert word_spans(f"ab{mark} {mark}cd", "en") == [(0, 2), (5, 7)]
+    assert word_spans(f"あ{mark}", "ja") == [(0, 1)]
 
 
 @given(TEXTS.filter(bool), st.integers(1, 20))

@@ -146,6 +146,8 @@ def _item(text: Bitext, folder: Path, weight: int = 1) -> str:
     if isinstance(text, PairsFile) and text.source_field and text.target_field:
         values["source_field"] = _scalar(text.source_field)
         values["target_field"] = _scalar(text.target_field)
+    if isinstance(text, PairsFile) and text.on_error != "stop":
+        values["on_error"] = text.on_error
     if weight != 1:
         values["weight"] = str(weight)
     if isinstance(text, TrainingText):

@@ -32,11 +32,16 @@ _PAUSES = (
     re.compile(r"\s+"),
 )
 _JOINER = "\u200d"
+# Letters that end the character before them (Unicode, UAX 29): Thai and Lao am, half-width voicing.
+_ENDINGS = "\u0e33\u0eb3\uff9e\uff9f"
 # Characters between a part of a text and the next, at most: so a part that is missing hides few.
 MAX_GAP = 16
 
 # Ranges of a character class; no letter and no mark that is part of a word.
-PUNCTUATION = r"!-/:-@\[-`{-~¡-©«-±´¶-¹»-¿‐-‧‰-⁞、-〃〈-〟！-／：-＠،؛؟।"
+PUNCTUATION = (
+    r"!-/:-@\[-`{-~¡-©«-±´¶-¹»-¿‐-‧‰-⁞、-〃〈-〟・！-／：-＠［-｀｛-･"
+    r"։׃،؛؟۔।॥๚๛།-༑၊။፡-፨។-៖"
+)
 WORD = rf"[^\s{PUNCTUATION}]+(?:['’.,:-][^\s{PUNCTUATION}]+)*"
 _CHARACTER = rf"[0-9A-Za-zÀ-ɏ]+|[^\s{PUNCTUATION}]"
 
@@ -125,8 +130,14 @@ def words(line: str, language: str) -> list[str]:
 
 
 def word_spans(line: str, language: str) -> list[tuple[int, int]]:
-    """Return the start and the end of each word of a line."""
-    return [match.span() for match in re.finditer(word_pattern(language), line)]
+    """Return the start and the end of each word of a line; a character has its marks."""
+    spans: list[tuple[int, int]] = []
+    for match in re.finditer(word_pattern(language), line):
+        start, end = match.span()
+        if spans and spans[-1][1] == start and _continues_character(line, start):
+            start, _ = spans.pop()
+        spans.append((start, end))
+    return spans
 
 
 def num_words(line: str, language: str) -> float:
@@ -341,7 +352,7 @@ def _ends_at_pauses(
 
 
 def _continues_character(text: str, index: int) -> bool:
-    is_mark = unicodedata.category(text[index]).startswith("M")
+    is_mark = unicodedata.category(text[index]).startswith("M") or text[index] in _ENDINGS
     return is_mark or _JOINER in text[index - 1 : index + 1]
 
 
