@@ -153,9 +153,13 @@ def reversed_text(text: ParallelText) -> ParallelText:
 def translated(
     text: TrainingText, teachers: list[Path], prefix: Path, real: RealSide, device: str
 ) -> ParallelText:
-    """Return the pairs that teachers make of one side of a text, unless they are there already."""
+    """Return the pairs that teachers make of one side of a text, unless they are there already.
+
+    These stay, by whatever search.
+    """
     record = prefix.with_name(f"{prefix.name}.jsonl")
     if record.is_file():
+        tell(f"{record}: is there already; to translate again, name another --folder")
         names = (prefix.with_name(f"{prefix.name}.{side}") for side in ("source", "target"))
         return ParallelText(**dict(zip(("source", "target"), names, strict=True)))
     with progress_bar("line") as bar:

@@ -1,23 +1,16 @@
-"""Refresh the rows of the score table in docs/explanation/quality.md from run folders.
-
-A run is trained by `tformer train` and scored by `tformer eval RUN --bleu`; each of its test sets
-gives a row. Rows of other runs stay as they are. Runs of one config with several seeds share a row,
-with mean and standard deviation of their scores: give them separated by commas, the run with the
-name of the config first.
-
-Example: python scripts/make_score_table.py runs/demo runs/multi30k,runs/seed-2,runs/seed-3
-"""
+"""Refresh the rows of the score table in docs/explanation/quality.md from run folders."""
 
 import json
 import shlex
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from safetensors import safe_open
 
+from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.decoding import search_in_words
 from tformer_cli.errors import CheckpointError
 from tformer_cli.export.card import table_code
@@ -36,16 +29,24 @@ def rows(runs: Sequence[RunDirectory]) -> list[str]:
     """Return a row for each test set that the runs, one a seed, were scored on.
 
     Raises:
-        CheckpointError: a run has no checkpoint or no BLEU, or two were scored otherwise.
+        CheckpointError: a run has no checkpoint or no BLEU, two were scored otherwise, or they
+            differ by something else than the seed.
     """
-    run = runs[0]
+    first = runs[0]
     states = [load_progress(checkpoint(each, "last")) for each in runs]
+    seeds: set[str] = set()
+    for each, state in zip(runs, states, strict=True):
+        seed = state.settings["seed"]
+        if seed in seeds or state.settings | {"seed": ""} != states[0].settings | {"seed": ""}:
+            what = f"is not the config of {first.path} with another seed"
+            raise CheckpointError(str(each.path), what, remedy="leave out the comma before it")
+        seeds.add(seed)
     environment = states[0].environment
     threads = environment["threads"]
     hardware = f"{threads} thread{'' if threads == '1' else 's'}, {environment['device']}"
     minutes = f"{statistics.mean(state.seconds for state in states) / 60:.0f}"
-    parameters = f"{num_parameters(checkpoint(run, 'best') / MODEL_FILE) / 1e6:.1f} M"
-    config = run.path.name
+    parameters = f"{num_parameters(checkpoint(first, 'best') / MODEL_FILE) / 1e6:.1f} M"
+    config = first.path.name
     results = [bleu(each) for each in runs]
     for each, result in zip(runs, results, strict=True):
         if {name: how(*x) for name, x in result.items()} != {
@@ -54,7 +55,7 @@ def rows(runs: Sequence[RunDirectory]) -> list[str]:
             raise CheckpointError(
                 str(each.path),
                 "was scored otherwise",
-                got=f"another test set, signature or search than {run.path}",
+                got=f"another test set, signature or search than {first.path}",
                 remedy="score both by the same `tformer eval`",
             )
     table = []
@@ -145,13 +146,36 @@ def with_rows(page: str, fresh: Iterable[str]) -> str:
     return f"{before}<!-- scores -->\n{text}<!-- end of scores -->\n{after}"
 
 
-if __name__ == "__main__":
-    try:
-        fresh = [
-            row
-            for seeds in sys.argv[1:]
-            for row in rows([RunDirectory(Path(run)) for run in seeds.split(",")])
-        ]
-    except CheckpointError as error:
-        sys.exit(str(error))
+app = new_app(add_completion=False)
+
+
+@app.command()
+def main(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN[,RUN...]",
+            help="Run folders; those of one config and several seeds with commas between.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Refresh the rows of the score table in docs/explanation/quality.md from run folders.
+
+    A run is trained by `tformer train` and scored by `tformer eval RUN --bleu`; each of its test
+    sets gives a row. Rows of other runs stay as they are. Runs of one config with several seeds
+    share a row, with mean and standard deviation of their scores; the one with the name of the
+    config comes first.
+
+    Example: python scripts/make_score_table.py runs/demo runs/multi30k,runs/seed-2,runs/seed-3
+    """
+    fresh = [
+        row
+        for seeds in runs
+        for row in rows([RunDirectory(Path(path)) for path in seeds.split(",")])
+    ]
     write_text(PAGE, with_rows(PAGE.read_text(encoding="utf-8"), fresh))
+
+
+if __name__ == "__main__":
+    run(app)

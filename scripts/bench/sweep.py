@@ -107,9 +107,9 @@ def sweep(
         try:
             train_in_process(training, threads=threads)
         except TrainingError as error:
-            # A learning rate that diverges is an outcome too.
+            # A learning rate that diverges is an outcome too, but has no score: it had fewer steps.
             log(str(error))
-        progress = training.progress()
+        progress = training.progress() if training.is_over() else None
         outcomes.append(
             {
                 "variant": variant,

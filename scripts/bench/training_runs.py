@@ -30,7 +30,7 @@ from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.evaluation.metrics import Score, build_metric
-from tformer_cli.storage.atomic import make_directory, write_json, write_text
+from tformer_cli.storage.atomic import file_checksum, make_directory, write_json, write_text
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
@@ -61,8 +61,13 @@ class TrainingRun(ABC):
     config: Config
     run: RunDirectory
 
-    def check(self) -> None:  # noqa: B027 - a run may have nothing to check
-        """Check the config before hours are spent."""
+    def check(self) -> None:
+        """Check the config before hours are spent, also against a training that is there."""
+        progress = self.progress()
+        if progress is not None and progress.settings != trajectory_settings(self.config):
+            what = "holds a training with other settings"
+            remedy = "change them back, remove it, or name another --folder"
+            raise CheckpointError(str(self.run.path), what, remedy=remedy)
 
     @abstractmethod
     def train(self) -> None:
@@ -107,16 +112,22 @@ class TrainingRun(ABC):
     def score(self, checkpoint: Path, test_set: str) -> Score:
         """Return the BLEU of a checkpoint on a test set; it is computed once for each search.
 
-        The translations lie beside it, for `tformer compare`.
+        Another text or another BLEU is scored anew too. The translations lie beside it, for
+        `tformer compare`.
         """
         text, search = self.config.data.test[test_set], self.config.decoding
+        made_from = {
+            "decoding": asdict(search),
+            "bleu": asdict(self.config.evaluation.bleu),
+            "text": [file_checksum(each) for each in text.files.values()],
+        }
         file = self.run.eval / f"{checkpoint.name}.{test_set}.json"
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if known.get("decoding") == asdict(search):
+        if made_from.items() <= known.items():
             return Score(**known["score"])
         translations, score = self.bleu(self.translator(checkpoint), text, search)
         write_text(file.with_suffix(".txt"), "".join(f"{line}\n" for line in translations))
-        write_json(file, {"decoding": asdict(search), "score": asdict(score)})
+        write_json(file, {**made_from, "score": asdict(score)})
         return score
 
     def bleu(
@@ -151,6 +162,7 @@ class Marian(TrainingRun):
     title = "Marian"
 
     def check(self) -> None:
+        super().check()
         build_marian(self.config, self.tokenizers())
 
     def tokenizers(self) -> Tokenizers:

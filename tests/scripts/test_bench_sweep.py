@@ -1,6 +1,7 @@
 """Choosing settings: by the validation texts alone, at equal budgets."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from toy import write_toy
 from training_runs import TrainingRun, train_in_process
 from typer.testing import CliRunner
 
-from tformer_cli.errors import ConfigError, TrainingError
+from tformer_cli.errors import CheckpointError, ConfigError, TrainingError
 
 SETTINGS = (
     "training.validation_decoding.max_length=5",
@@ -63,15 +64,33 @@ def test_each_variant_is_trained_once_with_each_seed(config_file, monkeypatch, n
 
 def test_a_variant_that_fails_is_an_outcome_too(config_file, monkeypatch):
     def train(run: TrainingRun, **_: float) -> None:
-        if run.config.training.optimizer.learning_rate > 1:
+        rate = run.config.training.optimizer.learning_rate
+        if rate < 1:
+            run.train()
+        if rate == 3:
+            # After its first validation, long before its last step.
+            short = replace(run.config.training, max_steps=3)
+            type(run)(replace(run.config, training=short), run.run).train()
+        if rate > 1:
             raise TrainingError("x", "diverged")
-        run.train()
 
     monkeypatch.setattr(sweep, "train_in_process", train)
-    variant = "training.optimizer.learning_rate=2"
-    lines = swept(config_file, "--variant", variant).stdout.splitlines()
-    assert lines[2].split() == [variant, "failed", "-"]
+    variants = [f"training.optimizer.learning_rate={rate}" for rate in (2, 3)]
+    words = [word for variant in variants for word in ("--variant", variant)]
+    lines = swept(config_file, *words, "--set", "training.max_steps=6").stdout.splitlines()
+    assert [line.split() for line in lines[2:]] == [[each, "failed", "-"] for each in variants]
     assert "failed" not in lines[1]
+
+
+def test_a_config_that_was_edited_since_is_not_taken_for_the_one_that_was_trained(
+    config_file, monkeypatch
+):
+    monkeypatch.setattr(sweep, "train_in_process", lambda run, **_: run.train())
+    assert swept(config_file).exception is None
+    config_file.write_text(config_file.read_text().replace("dropout: 0.1", "dropout: 0.2"))
+    again = swept(config_file)
+    assert isinstance(again.exception, CheckpointError)
+    assert "holds a training with other settings" in str(again.exception)
 
 
 def test_variants_have_a_row():

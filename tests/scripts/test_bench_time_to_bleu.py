@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from tformer_cli.cli.eval import evaluate as tformer_eval
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.errors import ConfigError, TformerError, TrainingError
+from tformer_cli.errors import CheckpointError, ConfigError, TformerError, TrainingError
 from tformer_cli.evaluation.metrics import Score
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
@@ -114,6 +114,14 @@ def test_second_call_trains_and_translates_nothing(measured, config_file, monkey
     assert json.loads(printed.stdout) == result
 
 
+@pytest.mark.parametrize("words", [("--learning-rate", "1e-4"), ("--set", "model.dropout=0.2")])
+def test_other_settings_are_not_measured_by_trainings_that_are_there(measured, config_file, words):
+    folder, _ = measured
+    given = options(config_file, folder, "--seeds", "5", "--baselines", "hf", *words)
+    with pytest.raises(CheckpointError, match="hf-5: holds a training with other settings"):
+        CliRunner().invoke(time_to_bleu.app, given, catch_exceptions=False)
+
+
 def test_the_table_names_what_was_scored_and_where(measured, config_file):
     folder, result = measured
     words = options(config_file, folder, "--seeds", "5", "--baselines", "hf")
@@ -165,6 +173,20 @@ def test_score_is_computed_anew_only_for_another_search(trained, monkeypatch):
     other = Ours(replace(trained.config, decoding=search), trained.run)
     assert other.score(first, "toy") != score
     assert asked == [first.name]
+    bleu = replace(trained.config.evaluation.bleu, lowercase=True)
+    config = replace(other.config, evaluation=replace(trained.config.evaluation, bleu=bleu))
+    assert "case:lc" in Ours(config, trained.run).score(first, "toy").signature
+    assert asked == [first.name] * 2
+
+
+def test_another_text_of_a_name_is_scored_anew(trained, tmp_path):
+    checkpoint, text = trained.run.pointed("best"), trained.config.data.test["toy"]
+    score = trained.score(checkpoint, "toy")
+    lines = text.target.read_text().splitlines()
+    (tmp_path / "other").write_text("".join(f"{line}\n" for line in reversed(lines)))
+    other = replace(text, target=tmp_path / "other")
+    config = replace(trained.config, data=replace(trained.config.data, test={"toy": other}))
+    assert Ours(config, trained.run).score(checkpoint, "toy") != score
 
 
 def content(run: RunDirectory, step: int) -> tuple[TrainingProgress, dict[str, torch.Tensor]]:

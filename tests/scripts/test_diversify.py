@@ -91,6 +91,15 @@ def test_several_directions_are_refused_before_a_training(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_pairs_that_are_there_are_named_since_another_search_changes_nothing(tmp_path, capsys):
+    (text,) = load_config(toy_config(tmp_path / "data")).data.train
+    for name in ("pairs.jsonl", "pairs.source", "pairs.target"):
+        (tmp_path / name).write_text("")
+    pairs = diversify.translated(text, [], tmp_path / "pairs", "source", "cpu")
+    assert pairs.source == tmp_path / "pairs.source"
+    assert f"{tmp_path}/pairs.jsonl: is there already" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_last_model_is_trained_on_the_corpus_and_on_what_both_directions_write(
     tmp_path, monkeypatch

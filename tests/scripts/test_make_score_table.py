@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import make_score_table
 import pytest
+from typer.testing import CliRunner
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import CheckpointError
@@ -40,10 +41,12 @@ def test_a_row_says_what_the_run_folder_says(toy_run, tformer, tmp_path):
 def seeds(toy_run, tmp_path):
     """Three runs that differ in BLEU and in how long they took."""
     runs = [RunDirectory(tmp_path / name) for name in ("run", "two", "three")]
-    for run, score, minutes in zip(runs, (40.18, 40.85, 39.86), (30, 31, 35), strict=True):
+    scores, times = (40.18, 40.85, 39.86), (30, 31, 35)
+    for seed, (run, score, minutes) in enumerate(zip(runs, scores, times, strict=True)):
         shutil.copytree(toy_run, run.path, ignore=shutil.ignore_patterns("eval"))
         file = run.pointed("last") / "state.json"
         state = json.loads(file.read_text()) | {"seconds": 60.0 * minutes}
+        state["settings"]["seed"] = str(seed)
         file.write_text(json.dumps(state))
         result = {"name": "BLEU", "score": score, "signature": "s", "num_sentences": 9}
         search = asdict(BeamConfig(beam_size=5))
@@ -68,6 +71,30 @@ def test_seeds_that_were_scored_otherwise_share_no_row(seeds):
         f"{seeds[1].path}: was scored otherwise (another test set, signature or search than "
         f"{seeds[0].path}); score both by the same `tformer eval`"
     )
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", "0"), ("model.dropout", "0.5")])
+def test_runs_that_differ_by_something_else_than_the_seed_share_no_row(seeds, key, value):
+    file = seeds[1].pointed("last") / "state.json"
+    state = json.loads(file.read_text())
+    state["settings"][key] = value
+    file.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError) as caught:
+        make_score_table.rows(seeds)
+    assert str(caught.value) == (
+        f"{seeds[1].path}: is not the config of {seeds[0].path} with another seed; "
+        "leave out the comma before it"
+    )
+
+
+def test_the_command_renews_the_page_and_says_what_it_takes(seeds, tmp_path, monkeypatch):
+    monkeypatch.setattr(make_score_table, "PAGE", tmp_path / "page.md")
+    make_score_table.PAGE.write_text(EMPTY)
+    runner = CliRunner()
+    assert "RUN[,RUN...]" in runner.invoke(make_score_table.app, ["--help"]).stdout
+    done = runner.invoke(make_score_table.app, [",".join(str(run.path) for run in seeds)])
+    assert done.exception is None
+    assert make_score_table.PAGE.read_text().splitlines()[4:-2] == make_score_table.rows(seeds)
 
 
 def test_rows_replace_those_of_the_same_config_and_leave_the_others():
