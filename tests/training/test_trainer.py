@@ -26,6 +26,7 @@ from tformer_cli.corpus.bucketing import DataPosition, training_micro_batches
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.storage.atomic import empty_directory
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import (
     best_checkpoints,
@@ -192,6 +193,21 @@ def test_a_kill_while_fresh_clears_the_run_leaves_the_former_training_or_none(
 
     with monkeypatch.context() as patched:
         patched.setattr(run_module, "empty_directory", killed_early)
+        with pytest.raises(KeyboardInterrupt):
+            trained(again.config_file, again.path, fresh=True)
+    trained(again.config_file, again.path)
+    assert_same_end(finished, again)
+
+
+def test_a_kill_while_a_tokenizer_is_removed_leaves_no_part_of_one(finished, again, monkeypatch):
+    def killed_midway(folder: Path) -> None:
+        if folder == again.tokenizer:
+            (folder / "tokenizer.json").unlink()
+            raise KeyboardInterrupt
+        empty_directory(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "empty_directory", killed_midway)
         with pytest.raises(KeyboardInterrupt):
             trained(again.config_file, again.path, fresh=True)
     trained(again.config_file, again.path)

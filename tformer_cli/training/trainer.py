@@ -229,10 +229,11 @@ class Trainer:
         config, run = self.config, self.run_directory
         if config.training.init_from is not None:
             self.initialize()
-        # After a kill in between, a former training resumes with its metrics, or is gone.
+        # After a kill in between, a former training resumes with its metrics, or is gone. Without
+        # their origin, tokenizers of which some files are left are built anew.
         with storage_errors(run.path):
-            for pointer in run.pointers:
-                pointer.unlink(missing_ok=True)
+            for file in (*run.pointers, run.origin_file):
+                file.unlink(missing_ok=True)
         for folder in run.folders:
             empty_directory(folder)
         with storage_errors(run.path):
