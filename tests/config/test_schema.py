@@ -22,6 +22,8 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
     RotaryPositions,
     SinusoidalPositions,
+    T5Positions,
+    YarnScaling,
 )
 from tformer_cli.config.schema.text import ParallelText, PlainText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
@@ -45,6 +47,8 @@ MASKED = Config(
     model=MaskedEncoderConfig(),
     training=TrainingConfig(selection_metric="loss"),
 )
+NO_LENGTH = FilterConfig(max_length=0)
+NO_RATIO = FilterConfig(max_ratio=0.5)
 
 
 IDLE = "must be left out with model.kind masked_encoder, which does not translate"
@@ -147,6 +151,18 @@ def test_bounds_rule_names_the_bound_that_is_broken(
     assert bounds.rule(outside) == rule
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [Bounds(ge=1, le=9), Bounds(gt=0, lt=1), Bounds(ge=0, lt=1), Bounds(gt=1), Bounds(le=2)],
+)
+def test_ends_of_bounds_are_within_them(bounds: Bounds) -> None:
+    least, greatest = bounds.ends
+    assert bounds.rule(least) is None
+    assert bounds.rule(greatest) is None
+    for beyond in (math.nextafter(least, -math.inf), math.nextafter(greatest, math.inf)):
+        assert math.isinf(beyond) or bounds.rule(beyond) is not None
+
+
 @pytest.mark.parametrize("bounds", [Bounds(ge=0), Bounds(le=1), Bounds(gt=0), Bounds(lt=1)])
 def test_what_is_no_number_is_within_no_bounds(bounds: Bounds) -> None:
     assert bounds.rule(math.nan) is not None
@@ -175,6 +191,44 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
     assert list(check(dataclasses.replace(CONFIG, model=model))) == [
         Problem("model.num_heads", "must be at least 1", "0")
     ]
+
+
+def test_numbers_out_of_bounds_hide_no_rule_between_other_keys() -> None:
+    training = TrainingConfig(clip_norm=-1.0, max_steps=500, validate_every=900)
+    config = dataclasses.replace(CONFIG, tokenizer=CharConfig(shared=False), training=training)
+    sound = dataclasses.replace(config, training=dataclasses.replace(training, clip_norm=1.0))
+    rules = list(check(sound))
+    assert [rule.where for rule in rules] == ["model.tie_embeddings", "training.validate_every"]
+    bound = Problem("training.clip_norm", "must be above 0", "-1.0")
+    assert list(check(config)) == [bound, *rules]
+
+
+def test_mere_consequences_of_numbers_out_of_bounds_are_left_out() -> None:
+    """They would be broken with some numbers in bounds and not with others, or name the number."""
+    for section, where in (
+        (TrainingConfig(max_steps=0), "max_steps"),
+        (TrainingConfig(keep_checkpoints=0, average_checkpoints=5), "keep_checkpoints"),
+        (BeamConfig(beam_size=0, num_beam_groups=3), "beam_size"),
+        (GreedyConfig(max_length=0, min_length=7), "max_length"),
+        (GreedyConfig(max_length_ratio=-1.0, min_length_ratio=0.5), "max_length_ratio"),
+        (EncoderDecoderConfig(dim=0, num_heads=3), "dim"),
+        (EncoderDecoderConfig(num_heads=0, num_kv_heads=3), "num_heads"),
+        (T5Positions(num_buckets=3, max_distance=1), "num_buckets"),
+        (YarnScaling(factor=2.0, original_length=9, beta_slow=-1.0), "beta_slow"),
+    ):
+        assert [problem.where for problem in check(section)] == [where]
+    for config, where in (
+        (dataclasses.replace(CONFIG, training=TrainingConfig(batch_tokens=0)), "batch_tokens"),
+        (
+            dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, filters=NO_LENGTH)),
+            "max_length",
+        ),
+        (
+            dataclasses.replace(MASKED, data=dataclasses.replace(MASKED.data, filters=NO_RATIO)),
+            "max_ratio",
+        ),
+    ):
+        assert [problem.where.rpartition(".")[2] for problem in check(config)] == [where]
 
 
 @pytest.mark.parametrize(

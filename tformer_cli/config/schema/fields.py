@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
@@ -34,6 +35,17 @@ class Bounds:
         if self.lt is not None and not value < self.lt:
             return f"must be below {self.lt:.10g}"
         return None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest number of the interval."""
+        least = -math.inf if self.ge is None else self.ge
+        greatest = math.inf if self.le is None else self.le
+        if self.gt is not None:
+            least = math.nextafter(self.gt, math.inf)
+        if self.lt is not None:
+            greatest = math.nextafter(self.lt, -math.inf)
+        return least, greatest
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +135,52 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 def check(value: object, path: str = "", hint: Any = None) -> Iterator[Problem]:
     """Yield every limit and rule that a configuration, or a part of it, breaks.
 
-    The rules of a dataclass are skipped if a number in it is out of bounds: they could be mere
-    consequences. A broken rule has the value of its key, unless it names one itself. The value of a
-    field needs its annotation; all yielded key paths begin with `path`.
+    A rule between numbers of which one is out of bounds could be broken by that number alone. So a
+    rule counts if it is broken in the same words with either end of the bounds in its stead. The
+    value of a field needs its annotation; all yielded key paths begin with `path`.
     """
-    broken = []
-    nodes = list(walk(value, path, hint))
-    for node_path, node, node_hint in nodes:
+    least, greatest = {}, {}
+    for node_path, node, node_hint in walk(value, path, hint):
         if isinstance(node, int | float) and not isinstance(node, bool):
             for bounds in extras(node_hint):
-                rule = bounds.rule(node) if isinstance(bounds, Bounds) else None
-                if rule is not None:
-                    broken.append(node_path)
+                if isinstance(bounds, Bounds) and (rule := bounds.rule(node)) is not None:
+                    least[node_path], greatest[node_path] = bounds.ends
                     yield Problem(node_path, rule, f"{node}")
-    for node_path, node, _ in nodes:
-        is_sound = not any(f"{key}.".startswith(join(node_path, "")) for key in broken)
-        if is_sound and hasattr(node, "conflicts"):
+    always = set(_broken_rules(_with_numbers(value, path, greatest), path))
+    for problem in _broken_rules(_with_numbers(value, path, least), path):
+        if problem in always:
+            yield problem
+
+
+def _broken_rules(value: object, path: str) -> Iterator[Problem]:
+    """Yield the rules between keys that a tree breaks.
+
+    Each has the value of its key, unless it names one itself.
+    """
+    for node_path, node, _ in walk(value, path):
+        if hasattr(node, "conflicts"):
             values = dict(leaves(node))
             for problem in node.conflicts():
                 value = values.get(problem.where)
                 text = str(value).lower() if isinstance(value, bool) else str(value)
                 got = text if problem.got is None and value is not None else problem.got
                 yield replace(problem, where=join(node_path, problem.where), got=got)
+
+
+def _with_numbers(value: Any, path: str, numbers: Mapping[str, float]) -> Any:
+    """Return a tree with other numbers at some key paths."""
+
+    def part(key: str, value: object) -> Any:
+        return _with_numbers(value, join(path, key), numbers)
+
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = annotations(value.__class__)
+        return replace(value, **{name: part(name, getattr(value, name)) for name in names})
+    if isinstance(value, tuple):
+        return tuple(part(str(index), item) for index, item in enumerate(value))
+    if isinstance(value, dict):
+        return {key: part(key, item) for key, item in value.items()}
+    return numbers.get(path, value)
 
 
 def checked(section: _Section, path: str) -> _Section:
