@@ -162,7 +162,7 @@ def test_what_cannot_be_gone_on_from_is_named(first, toy, tmp_path):
     shutil.copy(first.config_file, bare.config_file)
     shutil.copytree(first.tokenizer, bare.tokenizer)
     assert refusal(toy, run, after(bare)) == f"{bare.path}: has no checkpoint yet; train it first"
-    assert not (run / "config.yaml").exists()
+    assert not run.exists()
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,7 @@ def test_another_function_of_the_weights_is_named(first, toy, tmp_path, override
     with pytest.raises(ConfigError) as caught:
         trained(toy, tmp_path / "run", after(first), *overrides)
     assert str(caught.value) == complaint.replace("RUN", str(first.path))
+    assert not (tmp_path / "run").exists()
 
 
 def test_dropout_and_how_far_a_model_sees_may_change(first, toy, tmp_path):
@@ -208,6 +209,7 @@ def test_other_tokenizers_beside_the_weights_are_refused(first, toy, tmp_path):
         f"{changed.tokenizer}: does not hold the tokenizers that the model was trained with; "
         "restore the folder, or train again"
     )
+    assert not (tmp_path / "run").exists()
 
 
 EIGHT_STEPS = ("training.max_steps=8", "training.validate_every=8")

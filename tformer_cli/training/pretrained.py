@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from tformer_cli.config.load import as_plain, load_config
@@ -13,7 +14,7 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
     TransformerConfig,
 )
-from tformer_cli.config.schema.tokenizer import M2MConfig, T5TokenizerConfig
+from tformer_cli.config.schema.tokenizer import M2MConfig, T5TokenizerConfig, TokenizerConfig
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.model.build import build_network
@@ -38,7 +39,9 @@ def pretrained_run(config: Config, run: RunDirectory) -> RunDirectory | None:
     """Return the run that `training.init_from` names, or None; `run` is the new one.
 
     Raises:
-        CheckpointError: it is the new run itself, is missing, or is an export.
+        CheckpointError: it is the new run itself, is missing, is an export, or has another
+            tokenizer than the config asks for.
+        ConfigError: the model or the encoder is another function of its weights.
     """
     path = config.training.init_from
     if path is None:
@@ -60,7 +63,28 @@ def pretrained_run(config: Config, run: RunDirectory) -> RunDirectory | None:
             remedy="name the run that was exported, or one that `tformer import` makes of the "
             "folder",
         )
+    _check_fits(load_config(pretrained.config_file), config, pretrained)
     return pretrained
+
+
+def _check_fits(saved: Config, config: Config, pretrained: RunDirectory) -> None:
+    """Check that a training can begin with the tokenizers and weights of a run's config."""
+    if saved.tokenizer != _pretrained_tokenizer(saved.model, config):
+        raise CheckpointError(
+            str(pretrained.path),
+            "was trained with another tokenizer than the config asks for",
+            remedy=f"take over `tokenizer` from {pretrained.config_file}",
+        )
+    mismatches = list(_mismatches(saved.model, config.model, pretrained))
+    mismatches += _moved_tags(saved.data.tags, config.data.tags, pretrained)
+    has_tags = config.data.language_marks == "tags" and len(saved.data.targets) > 1
+    if has_tags and len(config.data.targets) == 1:
+        # Sources without the tag of a target language are none that it has been trained with.
+        what = f"needs several target languages, as in {pretrained.path}"
+        remedy = "add a text of another one, with a small weight"
+        mismatches.append(Problem("data.train", what, config.data.targets[0], remedy))
+    if mismatches:
+        raise ConfigError(mismatches)
 
 
 def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) -> Tokenizers:
@@ -69,20 +93,9 @@ def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) ->
     A masked encoder has a source vocabulary alone. For a translation model without a shared
     vocabulary, that of the target is learned from the training text.
     """
-    saved = load_config(pretrained.config_file)
-    tokenizer = config.tokenizer
-    is_target_learned = _is_encoder_for(saved.model, config.model) and not tokenizer.shared
-    if is_target_learned:
-        assert not isinstance(tokenizer, M2MConfig | T5TokenizerConfig), "its vocabulary is shared"
-        tokenizer = replace(tokenizer, shared=True)
-    if saved.tokenizer != tokenizer:
-        raise CheckpointError(
-            str(pretrained.path),
-            "was trained with another tokenizer than the config asks for",
-            remedy=f"take over `tokenizer` from {pretrained.config_file}",
-        )
     tokenizers = load_tokenizers(pretrained.tokenizer)
-    if not is_target_learned:
+    tokenizer = _pretrained_tokenizer(load_config(pretrained.config_file).model, config)
+    if tokenizer == config.tokenizer:
         return tokenizers
     log("building the vocabulary of the target")
     targets = lambda: (("", target) for _, target in read_texts(config.data.train))  # noqa: E731
@@ -90,12 +103,20 @@ def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) ->
     return Tokenizers(tokenizers.source, learned.target, shared=False)
 
 
-def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, log: Log) -> None:
-    """Load the weights of a run's last checkpoint into a new model, or into its encoder.
+def _pretrained_tokenizer(saved: ModelConfig, config: Config) -> TokenizerConfig:
+    """Return the tokenizer that a pretrained model must have; that of an encoder is shared."""
+    tokenizer = config.tokenizer
+    if not _is_encoder_for(saved, config.model) or tokenizer.shared:
+        return tokenizer
+    assert not isinstance(tokenizer, M2MConfig | T5TokenizerConfig), "its vocabulary is shared"
+    return replace(tokenizer, shared=True)
+
+
+def pretrained_checkpoint(pretrained: RunDirectory, log: Log) -> Path:
+    """Return the checkpoint whose weights a training begins with: the last intact one of a run.
 
     Raises:
-        CheckpointError: there is no checkpoint, or the tokenizers beside it are not its own.
-        ConfigError: the model or the encoder is another function of the weights.
+        CheckpointError: there is none, or the tokenizers beside it are not its own.
     """
     checkpoint = last_checkpoint(pretrained, log)
     if checkpoint is None:
@@ -104,19 +125,14 @@ def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, lo
         )
     fingerprint = load_progress(checkpoint).tokenizer_fingerprint
     check_tokenizers(fingerprint, load_tokenizers(pretrained.tokenizer), pretrained.tokenizer)
+    return checkpoint
+
+
+def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, log: Log) -> None:
+    """Load the weights of a run's last checkpoint into a new model, or into its encoder."""
+    checkpoint = pretrained_checkpoint(pretrained, log)
     file_name = trained_weights(checkpoint).name
-    saved_config = load_config(pretrained.config_file)
-    saved = saved_config.model
-    mismatches = list(_mismatches(saved, config.model, pretrained))
-    mismatches += _moved_tags(saved_config.data.tags, config.data.tags, pretrained)
-    has_tags = config.data.language_marks == "tags" and len(saved_config.data.targets) > 1
-    if has_tags and len(config.data.targets) == 1:
-        # Sources without the tag of a target language are none that it has been trained with.
-        what = f"needs several target languages, as in {pretrained.path}"
-        remedy = "add a text of another one, with a small weight"
-        mismatches.append(Problem("data.train", what, config.data.targets[0], remedy))
-    if mismatches:
-        raise ConfigError(mismatches)
+    saved = load_config(pretrained.config_file).model
     if not _is_encoder_for(saved, config.model):
         load_weights(checkpoint, model, file_name)
         log(f"initializing from the weights of {checkpoint}")

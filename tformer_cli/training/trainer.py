@@ -28,7 +28,11 @@ from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.training.logging import TrainingLogger
-from tformer_cli.training.pretrained import load_pretrained, pretrained_run
+from tformer_cli.training.pretrained import (
+    load_pretrained,
+    pretrained_checkpoint,
+    pretrained_run,
+)
 from tformer_cli.training.recovery import (
     MAX_ROLLBACKS,
     first_not_finite,
@@ -114,8 +118,8 @@ def train(
         if world.is_main_process:
             check_run_folder(run)
             # Once begun, a run needs its pretrained run no more.
-            if not run.path.exists():
-                pretrained_run(config, run)
+            if not run.path.exists() and (pretrained := pretrained_run(config, run)) is not None:
+                pretrained_checkpoint(pretrained, log=lambda line: None)
         reported = run if world.is_main_process else None
         logger = stack.enter_context(TrainingLogger(reported, config.training, is_live=live))
         stack.enter_context(memory_shortage_reported(str(run.path)))
