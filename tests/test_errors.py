@@ -16,6 +16,7 @@ from tformer_cli.errors import (
     TrainingError,
     UsageError,
     printable,
+    quantity,
 )
 from tformer_cli.extras import package
 
@@ -24,6 +25,13 @@ def test_message_has_place_rule_value_and_remedy() -> None:
     error = TformerError("a.yaml:3", "must be even", got="7", remedy="write 8")
     assert str(error) == "a.yaml:3: must be even (7); write 8"
     assert str(TformerError("a", "is missing")) == "a: is missing"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 lines"), (1, "1 line"), (2, "2 lines"), (1000, "1,000 lines")]
+)
+def test_a_noun_has_its_number(count: int, text: str) -> None:
+    assert quantity(count, "line") == text
 
 
 def test_spaces_stay_and_ends_of_lines_are_escaped() -> None:

@@ -188,6 +188,11 @@ _REMEDIES: dict[int | None, str] = {
 }
 
 
+def quantity(count: int, noun: str) -> str:
+    """Return a count with its noun, whose plural ends in s: `1 line`, `2,000 lines`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Escape control characters, which could move the cursor of a terminal, and surrogates."""
 

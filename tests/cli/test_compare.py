@@ -215,6 +215,16 @@ def test_no_difference_is_said_of_each_system_and_metric(files, tformer, tmp_pat
     ]
 
 
+def test_one_sentence_is_no_plural(tmp_path, tformer):
+    for name in ("one", "other", "reference"):
+        (tmp_path / name).write_text("A dog runs.\n")
+    files = [tmp_path / name for name in ("one", "other", "--reference", "reference")]
+    words = [file if file.exists() else file.name for file in files]
+    result = tformer("compare", *words, "--resamples", 1)
+    first, *_ = result.stdout.splitlines()
+    assert first == f"{tmp_path}/reference: 1 sentence, 1 reference; 1 resample, seed 12345"
+
+
 def test_the_table_has_80_columns_with_100000_sentences():
     from tformer_cli.cli.compare import _report
     from tformer_cli.evaluation.compare import Comparison, Contrast, SystemScore

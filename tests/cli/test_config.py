@@ -237,7 +237,7 @@ def test_check_warns_of_held_out_text_in_training_text(folder: Path) -> None:
     too_high = "is partly in data.train, so its scores are too high"
     remedy = "remove them from the training text"
     assert warnings("--set", test) == [
-        f"data.valid: {too_high} (1 of 3 pairs, 2 sources, 1 targets); {remedy}",
+        f"data.valid: {too_high} (1 of 3 pairs, 2 sources, 1 target); {remedy}",
         f"data.test.news: {too_high} (42 of 42 pairs, 42 sources, 42 targets); {remedy}",
     ]
 
@@ -291,7 +291,7 @@ def test_new_says_what_it_set_aside(folder: Path) -> None:
         Path(name).write_text(Path(name).read_text() * 5, encoding="utf-8")
     lines = printed("new", "train.en", "train.de").split("\n")
     assert lines[1].startswith("train: 180 pairs in ")
-    assert lines[4] == "set aside: 16 pairs that repeat a source or a target of valid or test"
+    assert lines[4] == "set aside: 16 pairs with a source or a target of valid or test"
     assert last_line("check", "config.yaml") == "config.yaml: ok"
 
 

@@ -242,7 +242,7 @@ def test_text_that_training_has_seen_is_named(tformer, toy_run, tmp_path, monkey
     words = ("eval", toy_run, "--source", source, "--reference", reference, "--beam", 1)
     warning = (
         "s: is partly in data.train, so its scores are too high "
-        "(1 of 3 pairs, 1 sources, 2 targets); remove them from the training text\n"
+        "(1 of 3 pairs, 1 source, 2 targets); remove them from the training text\n"
     )
     last = f"next: tformer translate {toy_run}\n"
     assert tformer(*words).stderr == warning + last

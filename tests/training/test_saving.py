@@ -444,12 +444,12 @@ def test_best_stays_while_the_run_is_not_finished(tmp_path, monkeypatch):
     [
         (
             "last",
-            "has only 3 checkpoints (--last 9); ask for fewer, or train with "
+            "has too few checkpoints (3 of 9); ask for fewer, or train with "
             "training.keep_checkpoints: 9",
         ),
         (
             "best",
-            "has only 3 validated checkpoints (--best 9); ask for fewer, or train with "
+            "has too few validated checkpoints (3 of 9); ask for fewer, or train with "
             "training.keep_best: 9",
         ),
     ],
@@ -460,3 +460,15 @@ def test_too_few_checkpoints_are_an_error(tmp_path, which, message):
         average_checkpoints(run, which, 9, device=CPU)
     assert str(caught.value) == f"{run.path}: {message}"
     assert not list(run.checkpoints.glob("average*"))
+
+
+def test_no_fewer_than_two_checkpoints_are_asked_for(tmp_path):
+    run = finished(tmp_path)
+    for checkpoint in run.step_checkpoints():
+        if checkpoint != run.pointed("last"):
+            shutil.rmtree(checkpoint)
+    with pytest.raises(CheckpointError) as caught:
+        average_checkpoints(run, "last", 2, device=CPU)
+    assert str(caught.value) == (
+        f"{run.path}: has too few checkpoints (1 of 2); train with training.keep_checkpoints: 2"
+    )

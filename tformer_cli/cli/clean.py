@@ -19,6 +19,7 @@ from tformer_cli.cli.bitext import (
 from tformer_cli.cli.entry import tell
 from tformer_cli.cli.options import JsonOption, WorkersOption
 from tformer_cli.config.load import as_plain, changed_filters
+from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -117,4 +118,4 @@ def _print(result: "Cleaning", as_json: bool) -> None:
                 tell(f"  {row['line']}: {row[side][:MAX_EXAMPLE_CHARACTERS]}")
     kept = result.report.kept
     tell(f"{result.record}: line, reason, source and target of each pair dropped")
-    tell(f"{files['source']}, {files['target']}: {kept:,} pair{'' if kept == 1 else 's'}")
+    tell(f"{files['source']}, {files['target']}: {quantity(kept, 'pair')}")

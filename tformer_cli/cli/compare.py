@@ -24,6 +24,7 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.cli.plot import check_page
 from tformer_cli.config.schema.config import BleuTokenizer
+from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -135,11 +136,11 @@ def _report(comparison: "Comparison") -> str:
 
     names = [scored.system for scored in next(iter(comparison.scores.values()))]
     letter_of = dict(zip(names, letters(), strict=False))
-    num_references = comparison.num_references
     blocks = [
-        f"{comparison.text}: {comparison.num_sentences:,} sentences, {num_references} "
-        f"reference{'s' * (num_references > 1)}; {comparison.resamples:,} resamples, "
-        f"seed {comparison.seed}\n{table([[letter_of[name], name] for name in names], '<<')}"
+        f"{comparison.text}: {quantity(comparison.num_sentences, 'sentence')}, "
+        f"{quantity(comparison.num_references, 'reference')}; "
+        f"{quantity(comparison.resamples, 'resample')}, seed {comparison.seed}\n"
+        f"{table([[letter_of[name], name] for name in names], '<<')}"
     ]
     sentences = []
     for systems in comparison.scores.values():

@@ -31,7 +31,7 @@ from tformer_cli.config.starter import (
     write_shipped,
     write_starter,
 )
-from tformer_cli.errors import UsageError, printable
+from tformer_cli.errors import UsageError, printable, quantity
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def init(
     Example: tformer init && tformer train configs/demo.yaml
     """
     for name, count in write_shipped(folder).items():
-        typer.echo(f"{folder / name}: {count} files")
+        typer.echo(f"{folder / name}: {quantity(count, 'file')}")
     config = folder / "configs" / "demo.yaml"
     typer.echo(f"next: tformer train {shlex.quote(str(config))}")
 
@@ -177,14 +177,14 @@ def new(
     typer.echo(f"{output}: written, {' -> '.join(languages)}")
     for name, part in split.texts.items():
         repeated = split.num_in_training.get(name)
-        count = "pairs" if repeated is None else f"pairs, {repeated:,} also in train,"
-        typer.echo(f"{name}: {split.num_pairs[name]:,} {count} in {_names(part)}")
+        also = "" if repeated is None else f", {repeated:,} also in train,"
+        typer.echo(f"{name}: {quantity(split.num_pairs[name], 'pair')}{also} in {_names(part)}")
     if phrases is not None:
-        count = f"{phrases.num_phrases:,} pairs of parts of train"
+        count = f"{quantity(phrases.num_phrases, 'pair')} of parts of train"
         typer.echo(f"phrases: {count} in {_names(phrases.text)}")
     if split.num_set_aside:
         held_out = "a source or a target of valid or test"
-        typer.echo(f"set aside: {split.num_set_aside:,} pairs that repeat {held_out}")
+        typer.echo(f"set aside: {quantity(split.num_set_aside, 'pair')} with {held_out}")
     _show_rows(first_rows({"read": text}))
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
 

@@ -40,7 +40,7 @@ from tformer_cli.cli.options import (
 from tformer_cli.cli.streams import check_outputs, open_output, reject_pipes
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.text import ParallelText
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import UsageError, quantity
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _description(evaluation: "Evaluation") -> str:
     models = f", ensemble of {count}" if count > 1 else ""
     return "\n".join(
         [
-            f"{len(evaluation.hypotheses)} sentences, step {evaluation.step}{models}",
+            f"{quantity(len(evaluation.hypotheses), 'sentence')}, step {evaluation.step}{models}",
             *map(str, evaluation.scores.values()),
             f"references: loss {likelihood.loss:.4f}, perplexity {likelihood.perplexity:.3f}, "
             f"token accuracy {likelihood.accuracy:.2%}",

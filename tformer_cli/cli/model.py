@@ -23,7 +23,7 @@ from tformer_cli.config.schema.tokenizer import (
     TokenizerConfig,
     WordConfig,
 )
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import UsageError, quantity
 
 if TYPE_CHECKING:
     from tformer_cli.model.inspection.summary import ModuleSummary
@@ -142,7 +142,7 @@ def _labels(config: ModelConfig, source: int, target: int) -> dict[str, str]:
         raise UsageError("--target-length", what, got=str(target))
     labels = ("a source token", "a target token", f"{source} + {target} tokens")
     if is_masked:
-        labels = ("a token", "a masked token", f"{source} tokens, {target} masked")
+        labels = ("a token", "a masked token", f"{quantity(source, 'token')}, {target} masked")
     return dict(zip(("source_token", "target_token", "sentence"), labels, strict=True))
 
 
@@ -173,9 +173,9 @@ def _vocabulary(config: Config, size: int) -> Iterator[str]:
 
 
 def _attention(config: ModelConfig) -> Iterator[str]:
-    yield f"{config.num_heads} heads of {config.head_dim}"
+    yield f"{quantity(config.num_heads, 'head')} of {config.head_dim}"
     if config.kv_heads != config.num_heads:
-        yield f"{config.kv_heads} key/value head{'' if config.kv_heads == 1 else 's'}"
+        yield quantity(config.kv_heads, "key/value head")
     if (latent := config.latent) is not None:
         yield f"latents of {latent.kv_lora_rank} and rotary keys of {latent.rope_head_dim}"
     if config.qk_norm:

@@ -18,6 +18,7 @@ from tformer_cli.cli.bitext import (
 from tformer_cli.cli.entry import tell
 from tformer_cli.cli.options import JsonOption
 from tformer_cli.config.load import to_yaml, training_item
+from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar
 
 
@@ -74,6 +75,7 @@ def extract_phrases(
         }
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
         return
-    tell(f"{result.num_phrases:,} phrase pairs of {result.num_pairs:,} pairs of sentences")
+    num_phrases = quantity(result.num_phrases, "phrase pair")
+    tell(f"{num_phrases} of {quantity(result.num_pairs, 'pair')} of sentences")
     tell("below data.train of a config:")
     tell(to_yaml([training_item(result.text)]).rstrip("\n"))

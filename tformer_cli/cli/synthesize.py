@@ -34,6 +34,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.config.load import to_yaml, training_item
+from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _print(result: "Synthesis", input_file: Path, as_json: bool) -> None:
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
         return
     for teacher, num_pairs in result.num_pairs.items():
-        tell(f"{teacher}: {num_pairs:,} pairs of {result.num_lines:,} lines")
+        tell(f"{teacher}: {quantity(num_pairs, 'pair')} of {quantity(result.num_lines, 'line')}")
     if result.omitted:
         numbers = ", ".join(map(str, result.omitted[:MAX_SHOWN_LINES]))
         more = ", ..." if len(result.omitted) > MAX_SHOWN_LINES else ""

@@ -31,6 +31,7 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.config.load import load_config, save_decoding
 from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.errors import quantity
 from tformer_cli.storage.run_directory import EXPORT_FILE
 from tformer_cli.terminal import progress_bar
 
@@ -129,7 +130,7 @@ def _verdict(tuning: "Tuning") -> str:
     """Return by how much the best search is better than the run's own, and whether it is noise."""
     own, best = tuning.own.score, tuning.best.score
     files = ", ".join(dict.fromkeys(str(relative(text.source_file)) for text in tuning.texts))
-    text = f"{best.num_sentences} sentences of {files}  ({best.signature})"
+    text = f"{quantity(best.num_sentences, 'sentence')} of {files}  ({best.signature})"
     if tuning.p_value is None:
         return f"{text}\nthe run's own search is the best"
     noise = "more than noise" if tuning.is_significant else "within noise"

@@ -16,7 +16,7 @@ from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.config.schema.text import Direction, Text
 from tformer_cli.corpus.held_out import EMPTY_KEY, line_key
 from tformer_cli.corpus.reader import read_rows
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import UsageError, quantity
 from tformer_cli.extras import package
 from tformer_cli.text.defects import copied_share, foreign_share, lost_numbers
 from tformer_cli.text.language import base_language
@@ -103,7 +103,7 @@ class FilterReport:
     def describe(self, noun: str = "pair") -> str:
         """Return the counts in words; `noun` is what is counted: pairs or lines."""
         dropped = ", ".join(f"{count:,} {REASONS[name]}" for name, count in self.dropped.items())
-        kept = f"{self.seen:,} {noun}{'' if self.seen == 1 else 's'}: {self.kept:,} kept"
+        kept = f"{quantity(self.seen, noun)}: {self.kept:,} kept"
         return f"{kept}; dropped {dropped}" if dropped else kept
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tformer_cli.config.schema.text import Bitext, ParallelText, Text
 from tformer_cli.corpus.reader import read_texts, text_changed
-from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.errors import DataError, Problem, UsageError, quantity
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
 from tformer_cli.text.language import side_names
 
@@ -102,7 +102,7 @@ def split_text(
         raise DataError(
             str(text.source_file),
             "needs at least 3 pairs that share no line, for training, validation and test",
-            got=f"{len(keys):,} pairs",
+            got=quantity(len(keys), "pair"),
             remedy="give `valid`",
         )
     with atomic_directory(output) as temporary:
@@ -208,8 +208,8 @@ def overlap_warnings(
             yield Problem(
                 name,
                 "is partly in data.train, so its scores are too high",
-                f"{overlap.pairs:,} of {overlap.num_pairs:,} {unit}s, "
-                f"{overlap.sources:,} sources, {overlap.targets:,} targets",
+                f"{overlap.pairs:,} of {quantity(overlap.num_pairs, unit)}, "
+                f"{quantity(overlap.sources, 'source')}, {quantity(overlap.targets, 'target')}",
                 "remove them from the training text",
             )
 

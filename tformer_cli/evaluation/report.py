@@ -10,7 +10,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.text import Bitext
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import Problem, UsageError, quantity
 from tformer_cli.evaluation import analysis
 from tformer_cli.evaluation.analysis import Bucket, Finding, Terms
 from tformer_cli.evaluation.compare import Comparison, SystemScore, common_metrics, score_systems
@@ -254,7 +254,7 @@ def comparison_page(
             "B": other,
             "text": comparison.text,
             "sentences": f"{comparison.num_sentences:,}",
-            "tests": f"{comparison.resamples:,} resamples, seed {comparison.seed}",
+            "tests": f"{quantity(comparison.resamples, 'resample')}, seed {comparison.seed}",
         },
         systems=(one, other),
         languages=lines.languages,

@@ -11,7 +11,7 @@ import yaml
 from tformer_cli import __version__
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.decoding import search_in_words
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, quantity
 from tformer_cli.evaluation.metrics import Score
 from tformer_cli.export.format import Format, filled
 from tformer_cli.storage.atomic import read_json
@@ -118,7 +118,7 @@ def _history(trained: TrainedModel) -> dict[str, str]:
         f"- `data.{key}`: " + ", ".join(f"`{file.name}`" for file in text.files.values())
         for key, text in data.texts().items()
     )
-    limit = f"more than {data.filters.max_length:,} tokens"
+    limit = f"more than {quantity(data.filters.max_length, 'token')}"
     if trained.step == 0:
         return {
             "training": " that its run did not train",
@@ -126,7 +126,7 @@ def _history(trained: TrainedModel) -> dict[str, str]:
             "data": f"The run has read no text. Its config names, for a training:\n\n{texts}",
         }
     return {
-        "training": f" after {trained.step:,} steps of training by tformer",
+        "training": f" after {quantity(trained.step, 'step')} of training by tformer",
         "longest": f"Training has seen none of {limit}: split longer ones.",
         "data": texts,
     }

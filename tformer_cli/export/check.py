@@ -16,7 +16,7 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     search_in_words,
 )
-from tformer_cli.errors import DataError, ExportError
+from tformer_cli.errors import DataError, ExportError, quantity
 from tformer_cli.export.format import Format
 from tformer_cli.search.engine import Engine, Hypothesis, OnDone, Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
@@ -63,10 +63,11 @@ class CheckResult:
 
     def __str__(self) -> str:
         parts = [
-            f"{self.search_name}: {self.num_best_equal} of {self.num_lines} lines translated alike"
+            f"{self.search_name}: {self.num_best_equal} of {quantity(self.num_lines, 'line')} "
+            "translated alike"
         ]
         if self.ties:
-            parts.append(f"{len(self.ties)} near-ties")
+            parts.append(quantity(len(self.ties), "near-tie"))
         if self.bleu is not None:
             parts.append(f"BLEU {self.bleu:.2f}, of the run {self.our_bleu:.2f}")
         return ", ".join(parts)

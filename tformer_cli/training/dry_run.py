@@ -22,7 +22,7 @@ from tformer_cli.corpus.reader import read_rows
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import is_out_of_memory, peak_memory
-from tformer_cli.errors import TrainingError, UsageError
+from tformer_cli.errors import TrainingError, UsageError, quantity
 from tformer_cli.process import num_processes, tune_allocator
 from tformer_cli.storage.atomic import storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
@@ -86,7 +86,7 @@ class DryRun:
         sizes = " and ".join(f"{size:,}" for size in sorted({*self.vocabulary_sizes}))
         text = self.sample.describe(self.unit)
         if self.sample.seen < self.num_pairs:
-            text = f"{self.num_pairs:,} {self.unit}s; in a sample of {text}"
+            text = f"{quantity(self.num_pairs, self.unit)}; in a sample of {text}"
         epochs = f"{self.num_epochs:.1f} epochs"
         if self.num_bidirectional_epochs > 0:
             epochs += f", the first {self.num_bidirectional_epochs:.1f} in both directions"
@@ -104,8 +104,8 @@ class DryRun:
                 f"peak memory: {_size(self.peak_memory_bytes)}, validations not counted",
                 f"speed: {self.tokens_per_second:,.0f} target tokens/s, "
                 f"{self.seconds_per_step:.2f} seconds a step",
-                f"time: {timedelta(seconds=round(self.seconds))} for {self.num_steps:,} steps "
-                f"({epochs}), validations not counted",
+                f"time: {timedelta(seconds=round(self.seconds))} for "
+                f"{quantity(self.num_steps, 'step')} ({epochs}), validations not counted",
                 f"disk: {_size(self.disk_bytes)} at most: {self.num_checkpoints} checkpoints "
                 f"of {_size(self.checkpoint_bytes)}, encoded text of "
                 f"{_size(self.store_bytes)}; {free}",
@@ -226,7 +226,9 @@ def sampled_trainer(
             tokenizers.save(temporary.tokenizer)
             write_text(temporary.config_file, dump_config(sampled))
             if sampled != config:
-                logger.log(f"{num_pairs:,} {config.data.unit}s in all; this is a sample of them:")
+                logger.log(
+                    f"{quantity(num_pairs, config.data.unit)} in all; this is a sample of them:"
+                )
             with memory_shortage_reported(str(device)):
                 trainer = Trainer.setup(
                     sampled, temporary, tokenizers, device=device, logger=logger

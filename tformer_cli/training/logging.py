@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
-from tformer_cli.errors import printable
+from tformer_cli.errors import printable, quantity
 from tformer_cli.evaluation.likelihood import perplexity
 from tformer_cli.storage.atomic import parse_json, storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
@@ -248,7 +248,7 @@ class TrainingLogger:
             )
         self.log(
             f"{self.run.path}: finished; the best checkpoint is step {progress.best_step}\n"
-            f"{progress.step:,} steps in {progress.seconds / 60:.1f} minutes, "
+            f"{quantity(progress.step, 'step')} in {progress.seconds / 60:.1f} minutes, "
             f"{speed:,.0f} target tokens/s, peak memory {peak_memory(device) / 2**20:,.0f} MiB"
         )
 

@@ -306,12 +306,15 @@ def average_checkpoints(
     steps = run.step_checkpoints()
     candidates = best_checkpoints(steps) if which == "best" else steps[::-1]
     if len(candidates) < count:
-        key = "keep_best" if which == "best" else "keep_checkpoints"
+        what, key = "has too few checkpoints", "keep_checkpoints"
+        if which == "best":
+            what, key = "has too few validated checkpoints", "keep_best"
+        fewer = "ask for fewer, or " if len(candidates) > 1 else ""
         raise CheckpointError(
             str(run.path),
-            f"has only {len(candidates)} {'validated ' if which == 'best' else ''}checkpoints",
-            got=f"--{which} {count}",
-            remedy=f"ask for fewer, or train with training.{key}: {count}",
+            what,
+            got=f"{len(candidates)} of {count}",
+            remedy=f"{fewer}train with training.{key}: {count}",
         )
     members = candidates[:count]
     check_validation(trained.model, trained.tokenizers, config)

@@ -30,7 +30,7 @@ from tformer_cli.corpus.store import BidirectionalStore, TokenStore
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.device import can_compile
 from tformer_cli.distributed import SINGLE_PROCESS, World
-from tformer_cli.errors import Problem, UsageError, reject_str
+from tformer_cli.errors import Problem, UsageError, quantity, reject_str
 from tformer_cli.model.build import build_network
 from tformer_cli.model.inspection.summary import parameters_by_part
 from tformer_cli.model.network import Network
@@ -213,8 +213,8 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
     return (
         f"{languages}: {describe_parameters(sum(parts.values()), num_frozen)}, "
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
-        f"{num_steps:,} steps in epoch {epoch}, "
-        f"{config.training.max_steps:,} steps in all{phases}, "
+        f"{quantity(num_steps, 'step')} in epoch {epoch}, "
+        f"{quantity(config.training.max_steps, 'step')} in all{phases}, "
         f"on {state.device} in {precision}{kernels}{processes}"
     )
 

@@ -18,6 +18,7 @@ from tformer_cli.errors import (
     check_choice,
     check_positive,
     check_utf8,
+    quantity,
     reject_str,
 )
 from tformer_cli.search.engine import Request
@@ -316,7 +317,7 @@ class Preprocessor:
             )
             # A single character can have more tokens than the limit.
             pieces = [encode(code + text.strip())[:limit] for text in texts]
-            outcome = f"translated in {len(pieces):,} {'piece' if len(pieces) == 1 else 'pieces'}"
+            outcome = f"translated in {quantity(len(pieces), 'piece')}"
         if is_long:
             on_warning(Problem(where, what, got, outcome))
         elif not self._has_warned_of_sentences:
