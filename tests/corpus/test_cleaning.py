@@ -241,7 +241,8 @@ def test_a_full_disk_is_said_and_room_for_it_ends_the_cleaning(tmp_path, small_f
     assert clean(text_of(files), tmp_path / "new/x", languages=("en", "de")).report.seen == 300
 
 
-def test_a_line_without_its_pair_is_an_error(cleaned, files):
+def test_a_line_without_its_pair_is_an_error_before_a_record_is_begun(cleaned, files, tmp_path):
     files[0].write_text("a\n" * 20)
     with pytest.raises(TformerError, match="has no counterpart in"):
         cleaned()
+    assert not (tmp_path / "new").exists()

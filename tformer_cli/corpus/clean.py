@@ -118,6 +118,9 @@ def clean(
         # A missing file is refused by name.
         with read_errors(str(file)):
             file.open("rb").close()
+    # A fault of the text, which may be at its end, leaves no record behind.
+    for _ in read_texts([text]):
+        pass
     held_out_texts = [PlainText(text=file) for file in files]
     [pair_filter] = PairFilter.of_texts(filters, [languages], held_out_texts)
     size = sum(file.stat().st_size for file in text.files.values())
