@@ -215,3 +215,13 @@ def test_validation_text_that_has_gone_can_be_replaced(toy_run, run, tmp_path, t
     )
     words = ("--check-file", source)
     assert tformer("export", run, tmp_path / "out", *FORMAT, *words).exit_code == 0
+
+
+def test_an_impossible_format_is_refused_before_a_text_is_asked_for(run, tmp_path, tformer):
+    words = ("export", run, tmp_path / "out", "--format", "marian")
+    expected = tformer(*words)
+    assert expected.exit_code == 2
+    file = run / "config.yaml"
+    source = load_config(file).data.valid.source
+    file.write_text(file.read_text().replace(f"source: {source}", f"source: {tmp_path / 'gone'}"))
+    assert tformer(*words).stderr == expected.stderr

@@ -81,15 +81,19 @@ class Format(ABC):
         packages = EXTRAS[self.extra].packages if self.extra else ()
         return {name: package(name, self.extra).__version__ for name in packages}
 
+    def check(self, trained: TrainedModel) -> None:
+        """Raise a ConfigError of all config keys that the format cannot represent, if any."""
+        if problems := list(self.unsupported(trained)):
+            raise ConfigError(problems)
+
     @contextlib.contextmanager
     def written(self, trained: TrainedModel, folder: Path) -> Iterator[Path]:
         """Write a new folder atomically, and yield it before it takes its name.
 
         Raises:
-            ConfigError: all config keys that the format cannot represent.
+            ConfigError: as for `check`.
         """
-        if problems := list(self.unsupported(trained)):
-            raise ConfigError(problems)
+        self.check(trained)
         with new_directory(folder) as temporary:
             self.write(trained, temporary)
             yield temporary

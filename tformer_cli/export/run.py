@@ -83,6 +83,7 @@ def export_run(
     """
     trained = load_trained_model(run, checkpoint)
     form = build_format(format, quantization)
+    form.check(trained)
     text = _check_text(trained, check_file, check_lines)
     references = _references(trained, text) if check_file is None and not form.is_exact else None
     assert trained.files is not None, "it was loaded from a run"
