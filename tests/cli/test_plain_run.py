@@ -150,6 +150,16 @@ def test_an_imported_run_translates_and_evaluates_as_the_original(toy_run, again
     assert told[0]["test.src"]["scores"] == told[1]["test.src"]["scores"]
 
 
+@pytest.mark.parametrize("options", [(), ("--best", "3")])
+def test_an_exported_model_has_nothing_to_average(plain, tformer, options):
+    result = tformer("average", plain, *options)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{plain}: holds an exported model, which has no checkpoints; "
+        "name the run that was exported\n",
+    )
+
+
 def test_an_imported_run_is_exported_to_the_same_folder(toy_run, plain, again, tmp_path, tformer):
     source = load_config(toy_run / "config.yaml").data.valid.source
     back = tmp_path / "back"

@@ -304,6 +304,9 @@ def average_checkpoints(
     trained = load_trained_network(run, "last")
     config = trained.config
     steps = run.step_checkpoints()
+    if not steps:
+        what = "holds an exported model, which has no checkpoints"
+        raise CheckpointError(str(run.path), what, remedy="name the run that was exported")
     candidates = best_checkpoints(steps) if which == "best" else steps[::-1]
     if len(candidates) < count:
         what, key = "has too few checkpoints", "keep_checkpoints"
