@@ -189,3 +189,15 @@ def test_mistakes_are_named_and_nothing_is_written(
     assert result.exit_code == 2
     assert result.stderr.startswith(message)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["crawl.de", "crawl.en"]
+
+
+def test_a_language_that_nothing_identifies_is_named_with_the_options_for_it(
+    tformer, files, tmp_path
+):
+    pytest.importorskip("py3langid", reason="py3langid is not installed")
+    words = ("--source-language", "tlh", "--set", "data.filters.min_language=0.5")
+    result = tformer("clean", *files, "-o", tmp_path / "x", *words)
+    assert result.stderr == (
+        "data.filters.min_language: needs languages that py3langid knows (tlh); "
+        "set --source-language and --target-language, or set it to null\n"
+    )

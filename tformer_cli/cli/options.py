@@ -153,6 +153,7 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
     "beam_size": "--beam",
     "count": "--nbest",
     "hosts": "--allow-host",
+    "languages": "--source-language and --target-language",
     "num_candidates": "--candidates",
     "origins": "--allow-origin",
     "overwrite": "--force",

@@ -122,7 +122,9 @@ def clean(
     for _ in read_texts([text]):
         pass
     held_out_texts = [PlainText(text=file) for file in files]
-    [pair_filter] = PairFilter.of_texts(filters, [languages], held_out_texts)
+    [pair_filter] = PairFilter.of_texts(
+        filters, [languages], held_out_texts, named_by="`languages`"
+    )
     size = sum(file.stat().st_size for file in text.files.values())
     num_processes = 1 if size < SMALL_BYTES else workers or num_cores()
     made_from = {

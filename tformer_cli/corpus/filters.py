@@ -145,18 +145,28 @@ class PairFilter:
 
     @classmethod
     def of_texts(
-        cls, config: FilterConfig, directions: Sequence[Direction], held_out: Iterable[Text]
+        cls,
+        config: FilterConfig,
+        directions: Sequence[Direction],
+        held_out: Iterable[Text],
+        *,
+        named_by: str = "data.source_language and data.target_language",
     ) -> "list[PairFilter]":
         """Return the filter of each text, by its source and target language.
 
-        No side of a pair may be a line of the `held_out` texts.
+        No side of a pair may be a line of the `held_out` texts. `named_by` says in a message what
+        names the languages.
 
         Raises:
             UsageError: a language cannot be identified, or py3langid is not installed.
         """
         if config.min_language is not None:
             for code in dict.fromkeys(itertools.chain.from_iterable(directions)):
-                _check_identifiable(code)
+                if base_language(code) not in _identifier().labels:
+                    where = "data.filters.min_language"
+                    what = "needs languages that py3langid knows"
+                    remedy = f"set {named_by}, or set it to null"
+                    raise UsageError(where, what, got=code, remedy=remedy)
         texts = held_out if config.drop_held_out else ()
         keys = {line_key(line) for text in texts for row in read_rows(text) for line in row}
         lines = frozenset(keys - {EMPTY_KEY})
@@ -251,14 +261,6 @@ RULES: Mapping[str, Rule] = {
 def _probability(line: str, language: str) -> float:
     """Return the probability that a line is in a language."""
     return float(dict(_identifier().rank(line))[base_language(language)])
-
-
-def _check_identifiable(language: str) -> None:
-    if base_language(language) not in _identifier().labels:
-        where = "data.filters.min_language"
-        what = "needs languages that py3langid knows"
-        remedy = "set data.source_language and data.target_language, or set it to null"
-        raise UsageError(where, what, got=language, remedy=remedy)
 
 
 @functools.cache
