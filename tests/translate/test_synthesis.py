@@ -282,6 +282,16 @@ def test_another_ensemble_is_refused(make, teachers):
         make(SHORT, [one])
 
 
+def test_a_model_with_two_paths_is_one_teacher(make, teachers, tmp_path):
+    one = Path(teachers[0])
+    link = tmp_path / "link"
+    link.symlink_to(one)
+    for other in (link, one / ".." / one.name, os.path.relpath(one)):
+        with pytest.raises(TformerError) as raised:
+            make(SHORT, [one, other])
+        assert str(raised.value) == f"`teachers`: names a model twice ({one} and {other})"
+
+
 def test_what_no_pairs_can_be_made_of_is_refused(make, teachers, tmp_path):
     for names, message in [
         ([], "`teachers`: needs at least one model; name a run folder"),

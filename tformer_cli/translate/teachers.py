@@ -67,8 +67,11 @@ class Teachers:
         names = [str(Path(path)) for path in paths]
         if not names:
             raise UsageError("`teachers`", "needs at least one model", remedy="name a run folder")
-        if twice := [name for name, times in Counter(names).items() if times > 1]:
-            raise UsageError("`teachers`", "names a model twice", got=twice[0])
+        times = Counter(map(os.path.realpath, names))
+        if twice := [name for name in names if times[os.path.realpath(name)] > 1]:
+            raise UsageError(
+                "`teachers`", "names a model twice", got=" and ".join(dict.fromkeys(twice))
+            )
         if ensemble and len(names) > 1:
             what = "needs a single teacher, whose other models it names"
             remedy = "name one teacher, and the others by `ensemble`"
