@@ -42,7 +42,7 @@ from tformer_cli.training.saving import restore_checkpoint, take_checkpoint
 from tformer_cli.training.shutdown import GracefulShutdown
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.trainer import Trainer, train
-from tformer_cli.training.validation import is_finished
+from tformer_cli.training.validation import is_finished, scored
 from tformer_cli.translate.translator import Translator
 
 if TYPE_CHECKING:
@@ -219,14 +219,12 @@ class Marian(TrainingRun):
         state.progress = replace(saved, environment=initial.environment)
 
     def _validated(self, state: TrainState) -> TrainingProgress:
-        """Return the progress with a score; of equal scores the later one is the best, as ours."""
-        score, progress = self.validation_score(state), state.progress
-        is_best = progress.best_score is None or score >= progress.best_score
+        """Return the progress with a score, by the rules of ours."""
+        score = self.validation_score(state)
+        progress = scored(state.progress, score, self.config.training)
+        is_best = progress.best_step == progress.step
         log(f"marian valid {progress.step}  {score:.3f}{'  (best so far)' if is_best else ''}")
-        if is_best:
-            best = {"best_step": progress.step, "best_score": score, "num_bad_validations": 0}
-            return replace(progress, score=score, **best)
-        return replace(progress, score=score, num_bad_validations=progress.num_bad_validations + 1)
+        return progress
 
     def validation_score(self, state: TrainState) -> float:
         """Return BLEU or negative loss: the higher the better."""

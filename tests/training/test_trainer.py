@@ -22,6 +22,7 @@ from stepping import on_step, poison
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.bucketing import DataPosition, training_micro_batches
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
@@ -29,6 +30,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import empty_directory
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import (
+    TrainingProgress,
     best_checkpoints,
     load_progress,
     save_progress,
@@ -41,7 +43,7 @@ from tformer_cli.training.optim import build_schedule
 from tformer_cli.training.resume import locked
 from tformer_cli.training.step import TrainState, train_steps
 from tformer_cli.training.trainer import train
-from tformer_cli.training.validation import Validation, validate
+from tformer_cli.training.validation import Validation, is_finished, scored, validate
 from tformer_cli.translate.translator import Translator
 
 CPU = torch.device("cpu")
@@ -873,12 +875,27 @@ def test_training_stops_when_it_gets_no_better(toy, tmp_path, capsys):
     assert run.pointed("last").name == stopped_at
 
 
-def test_patience_counts_validations_since_the_best_one(toy, tmp_path):
+def test_an_equal_score_is_the_best_and_no_better():
+    training = TrainingConfig(patience=3)
+    progress = TrainingProgress()
+    scores = [0.0, 0.0, 2.0, 1.0, 2.0, 3.0, 3.0, 3.0, 3.0]
+    best_steps, num_bad = [], []
+    for step, score in enumerate(scores, start=1):
+        assert not is_finished(progress, training)
+        progress = scored(replace(progress, step=step), score, training)
+        best_steps.append(progress.best_step)
+        num_bad.append(progress.num_bad_validations)
+    assert best_steps == [1, 2, 3, 3, 5, 6, 7, 8, 9]
+    assert num_bad == [0, 1, 0, 1, 2, 0, 1, 2, 3]
+    assert is_finished(progress, training)
+
+
+def test_patience_counts_validations_since_the_last_better_one(toy, tmp_path):
     run = trained(toy, tmp_path / "run", "training.validate_every=2", "training.keep_checkpoints=9")
     best, stale = -1.0, 0
     scores = {x["step"]: x["bleu"] for x in reported(run) if x["kind"] == "valid"}
     for step, score in sorted(scores.items()):
-        best, stale = (score, 0) if score >= best else (best, stale + 1)
+        best, stale = (score, 0) if score > best else (best, stale + 1)
         if run.checkpoint(step).exists():
             state = load_progress(run.checkpoint(step))
             assert (state.score, state.best_score, state.num_bad_validations) == (

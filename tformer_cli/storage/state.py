@@ -70,7 +70,7 @@ class TrainingProgress:
     settings: dict[str, str] = field(default_factory=dict)  # that determine the trajectory, by key
     validation_fingerprint: str = ""  # hash of what a score depends on besides the model
     score: float | None = None  # BLEU or negative loss of the validation at this step
-    num_bad_validations: int = 0  # since the best one, for early stopping
+    num_bad_validations: int = 0  # since the last better one, for early stopping
     skipped_batches: tuple[tuple[int, int], ...] = ()  # (epoch, batch): loss or gradient not finite
     num_consecutive_skips: int = 0  # since the last optimizer step
     learning_rate_factor: float = 1.0  # lowered by each rollback

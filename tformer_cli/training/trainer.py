@@ -101,7 +101,7 @@ def train(
 ) -> TrainingProgress:
     """Train a new run to the end, or resume it from its last intact checkpoint.
 
-    The end is `max_steps`, or early stopping after `patience` validations worse than the best.
+    The end is `max_steps`, or early stopping after `patience` validations no better than the best.
     Processes of torchrun share the work. `fresh` empties the folder first; `live` draws curves.
 
     Raises:

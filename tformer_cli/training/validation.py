@@ -173,14 +173,18 @@ def selection_score(validation: Validation, config: Config) -> float:
 
 
 def scored(progress: TrainingProgress, score: float, training: TrainingConfig) -> TrainingProgress:
-    """Return the progress after a validation: whether it is the best, and else how many were not.
+    """Return the progress after a validation: the best so far, and how many were no better.
 
-    Validations in both directions do not count for early stopping, which would leave the wanted
-    direction alone without a step.
+    Of equal scores the later one is the best, and counts for early stopping all the same.
+    Validations in both directions do not, which would leave the wanted direction alone without a
+    step.
     """
+    before = progress.best_score
     progress = replace(progress, score=score)
-    if progress.best_score is None or score >= progress.best_score:
-        return replace(progress, best_step=progress.step, best_score=score, num_bad_validations=0)
+    if before is None or score >= before:
+        progress = replace(progress, best_step=progress.step, best_score=score)
+    if before is None or score > before:
+        return replace(progress, num_bad_validations=0)
     if training.is_bidirectional(progress.step):
         return progress
     return replace(progress, num_bad_validations=progress.num_bad_validations + 1)

@@ -265,8 +265,8 @@ class TrainingConfig:
     selection_metric: Annotated[Literal["bleu", "loss"], Former("select")] = "bleu"
     """Validation metric that selects the best checkpoint."""
     patience: Count | None = None
-    """Early stopping: stop after this many validations in a row that are worse than the best one;
-    null for never."""
+    """Early stopping: stop after this many validations in a row that are no better than the best
+    one before; null for never."""
     ema_decay: Annotated[float, Bounds(gt=0, lt=1)] | None = None
     """Validate and keep an exponential moving average of the weights with this decay per step."""
     average_checkpoints: Annotated[int, Bounds(ge=2, le=MAX_COUNT)] | None = None
