@@ -443,6 +443,17 @@ def test_other_media_types_methods_and_paths_are_refused(server):
     )
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_a_path_that_is_unknown_is_so_by_any_method(server, method):
+    missing = server.ask(method, "/api/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"] == (
+        f"{method} /api/nothing: not found; /openapi.json has what there is"
+    )
+    assert server.ask(method, "/").status_code == 405
+    assert server.ask(method, "/page.js").status_code == 405
+
+
 def test_a_model_is_chosen_by_its_languages(server):
     assert server.post(text="a", source="source", target="target").status_code == 200
     assert server.post(text="a", source="target").json()["error"] == (

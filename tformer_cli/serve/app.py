@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from tformer_cli.errors import TformerError
 from tformer_cli.serve.guard import Guard
@@ -36,6 +37,12 @@ PAGE_HEADERS = {
 
 class PageFiles(StaticFiles):
     """The page and its files, with headers that keep out what is not its own."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Return the response of a request; a path without a file is 404 by any method."""
+        if scope["method"] not in ("GET", "HEAD"):
+            await super().get_response(path, {**scope, "method": "GET"})
+        return await super().get_response(path, scope)
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         """Return the response of a file."""
