@@ -1,6 +1,7 @@
 """Lengths and vocabulary rates, against counting by hand."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.text import ParallelText, PlainText
+from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.text import (
+    ParallelText,
+    PlainText,
+    PlainTrainingText,
+    TrainingText,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.corpus import statistics
 from tformer_cli.corpus.statistics import (
@@ -18,6 +25,7 @@ from tformer_cli.corpus.statistics import (
     report_lengths,
     report_side,
     report_sides,
+    source_sentences,
 )
 from tformer_cli.text.segments import sentence_ends
 from tformer_cli.text.tokenizer import build_tokenizers
@@ -60,6 +68,20 @@ def test_of_many_lines_evenly_spaced_ones_are_counted(monkeypatch):
     assert p99_sentences(iter(lines)) == 2
     assert 100 <= len(counted) < 200
     assert abs(counted.count("One. Two.") - len(counted) / 2) <= 1
+
+
+def test_phrases_take_no_sentences_from_the_text_beside_them(tmp_path):
+    texts = []
+    for name, lines in {"two": ["One. Two."] * 3, "phrases": ["One"] * 500}.items():
+        text = TrainingText(source=tmp_path / name, target=tmp_path / f"{name}.target")
+        for file in text.files.values():
+            file.write_text("".join(f"{line}\n" for line in lines))
+        texts.append(text)
+    data = DataConfig(train=tuple(texts), valid=texts[0])
+    assert source_sentences(data) == 2
+    assert source_sentences(replace(data, train=(texts[1],))) == 1
+    plain = PlainTrainingText(text=tmp_path / "two")
+    assert source_sentences(replace(data, train=(plain,))) is None
 
 
 def test_a_text_of_whitespace_has_no_sentence():
