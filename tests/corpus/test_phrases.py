@@ -45,8 +45,8 @@ def test_spans_are_all_that_no_link_leaves(links, max_source, max_target):
     expected = set()
     for one, other in itertools.product(spans(max_source), spans(max_target)):
         is_inside = [(one[0] <= i <= one[1], other[0] <= j <= other[1]) for i, j in links]
-        ends = {j for i, j in links if one[0] <= i <= one[1]}
-        is_tight = {*other} <= ends
+        sources, targets = ({link[side] for link in links} for side in (0, 1))
+        is_tight = {*one} <= sources and {*other} <= targets
         if is_tight and all(a == b for a, b in is_inside) and one != (0, 5):
             expected.add((one, other))
     assert sorted(consistent_spans(links, 6, max_source, max_target)) == sorted(expected)

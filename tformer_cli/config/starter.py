@@ -30,7 +30,7 @@ _SIZES = (
 )
 # Of fewer pairs, words are too rare to be aligned; of more, phrases have not been found to help.
 _TEMPLATE_WITH_PHRASES = "mini"
-# A sentence has some ten to thirty phrases, of which most have few words.
+# A sentence has some five to twenty phrases, of which most have few words.
 _WEIGHT_BESIDE_PHRASES = 4
 _COMMENT_COLUMN = 34
 

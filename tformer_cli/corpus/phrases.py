@@ -70,7 +70,8 @@ def extract_phrases(
 
     Words are aligned by what occurs together in this text. A phrase pair is a part of a source and
     the part of its target whose words are aligned with each other and with no word outside (Koehn
-    et al. 2003, section 4.3). It neither begins nor ends with punctuation, and is no whole source.
+    et al. 2003, section 4.3). It neither begins nor ends with punctuation or with a word that is
+    not aligned, and is no whole source.
 
     Examples:
         >>> text = ParallelText(source=Path("corpus.en"), target=Path("corpus.de"))
@@ -136,20 +137,21 @@ def consistent_spans(
 ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Yield the first and the last word of each phrase of a source, and those of its target.
 
-    A link leaves no pair of spans on one side alone, and there is one at least. The target's first
-    and last words have one. The whole source, of `num_words` words, is no phrase.
+    A link leaves no pair of spans on one side alone. The first and the last words of both have one.
+    The whole source, of `num_words` words, is no phrase.
     """
     targets_of: list[list[int]] = [[] for _ in range(num_words)]
     sources_of: dict[int, list[int]] = {}
     for source, target in links:
         targets_of[source].append(target)
         sources_of.setdefault(target, []).append(source)
-    for first in range(num_words):
+    linked = [word for word, targets in enumerate(targets_of) if targets]
+    for number, first in enumerate(linked):
         reached: list[int] = []
-        for last in range(first, min(num_words, first + max_source_words)):
+        for last in linked[number:]:
+            if last - first >= max_source_words:
+                break
             reached += targets_of[last]
-            if not reached:
-                continue
             start, end = min(reached), max(reached)
             if end - start >= max_target_words:
                 break
