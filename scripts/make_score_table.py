@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.decoding import search_in_words
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, quantity
 from tformer_cli.export.card import table_code
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
@@ -42,8 +42,7 @@ def rows(runs: Sequence[RunDirectory]) -> list[str]:
             raise CheckpointError(str(each.path), what, remedy="leave out the comma before it")
         seeds.add(seed)
     environment = states[0].environment
-    threads = environment["threads"]
-    hardware = f"{threads} thread{'' if threads == '1' else 's'}, {environment['device']}"
+    hardware = f"{quantity(int(environment['threads']), 'thread')}, {environment['device']}"
     minutes = f"{statistics.mean(state.seconds for state in states) / 60:.0f}"
     parameters = f"{num_parameters(checkpoint(first, 'best') / MODEL_FILE) / 1e6:.1f} M"
     config = first.path.name

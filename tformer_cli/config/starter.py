@@ -28,7 +28,7 @@ _SIZES = (
     (1_000_000, ("huge", 10_000)),
     (math.inf, ("giant", 32_000)),
 )
-# Of fewer pairs, words are too rare to be aligned; of more, phrases have not been found to help.
+# Of fewer pairs, words are too rare to be aligned; of more, phrases help with some texts alone.
 _TEMPLATE_WITH_PHRASES = "mini"
 # A sentence has some five to twenty phrases, of which most have few words.
 _WEIGHT_BESIDE_PHRASES = 4
