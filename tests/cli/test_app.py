@@ -163,6 +163,16 @@ def test_a_mistake_names_the_option_of_an_argument(tmp_path):
     assert done.stderr.splitlines()[-1] == "--set seed: must be KEY=VALUE (seed)"
 
 
+def test_a_warning_names_the_options_of_its_command(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"en": "a"}\n{"en": "b", "de": "c"}\n', encoding="utf-8")
+    languages = ("--source-language", "en", "--target-language", "de")
+    done = run("clean", str(file), *languages, "-o", str(tmp_path / "x"), "--on-error", "skip")
+    assert done.returncode == 0
+    assert "records without a pair were skipped (1)" in done.stderr
+    assert done.stderr.endswith("set --fields SOURCE and TARGET, such as translation.en\n")
+
+
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_no_command_begins_in_a_folder_that_has_been_removed(
     tformer, tmp_path, monkeypatch, command

@@ -9,6 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -49,6 +50,9 @@ EXAMPLE = "Example: "
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+# Those of the command that runs, by the arguments of the library.
+_own_options: ContextVar[Mapping[str, str]] = ContextVar("_own_options", default=OF_ARGUMENTS)
+
 _show_any_warning = warnings.showwarning
 
 
@@ -86,6 +90,15 @@ class PlainCommand(PastableExamples, TyperCommand):
             TformerError: of the library, with the names of this command's options.
             Interrupted: Ctrl-C, which the command itself did not handle.
         """
+        # An argument may have another option in another command: --from, --source-language.
+        own = {
+            str(param.name): _name_in_usage(param)
+            for param in self.params
+            if param.name in (*OF_ARGUMENTS, *TEXTS)
+        }
+        if "fields" in ctx.params:
+            own |= OF_FIELDS
+        before = _own_options.set(own)
         try:
             if not ctx.params.get("quiet"):
                 return super().invoke(ctx)
@@ -93,14 +106,6 @@ class PlainCommand(PastableExamples, TyperCommand):
             with nowhere, contextlib.redirect_stderr(nowhere):
                 return super().invoke(ctx)
         except TformerError as error:
-            # An argument may have another option in another command: --from, --source-language.
-            own = {
-                str(param.name): _name_in_usage(param)
-                for param in self.params
-                if param.name in (*OF_ARGUMENTS, *TEXTS)
-            }
-            if "fields" in ctx.params:
-                own |= OF_FIELDS
             error.problems = tuple(with_options(problem, own) for problem in error.problems)
             raise
         except KeyboardInterrupt:
@@ -113,6 +118,8 @@ class PlainCommand(PastableExamples, TyperCommand):
                 signal=signal.SIGINT,
                 remedy="re-run the command",
             ) from None
+        finally:
+            _own_options.reset(before)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and the options, in panels if they are many."""
@@ -331,7 +338,7 @@ def warn(problem: Problem) -> None:
 
 def _marked(problem: Problem, color: str) -> str:
     """Return the message of a problem for stderr; a terminal gets what it is about in a color."""
-    where, colon, what = text_of(problem).partition(": ")
+    where, colon, what = text_of(with_options(problem, _own_options.get())).partition(": ")
     return colored(where, color, sys.stderr) + colon + what
 
 
