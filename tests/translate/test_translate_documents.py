@@ -1,6 +1,7 @@
 """Segments of several sentences are translated by sentences, and none is lost."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,14 @@ from hypothesis import strategies as st
 from tformer_cli.documents.carry import carry_tags
 from tformer_cli.documents.segment import Segment, Tag
 from tformer_cli.errors import DataError
+from tformer_cli.text.spans import KeptSpans
 from tformer_cli.translate.documents import joined, sentence_spans, translate_document
 from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.translator import TranslatedLine
+
+NOTHING = KeptSpans.of([])
+# Longer than any gap between words that a tokenizer has changed.
+ADDRESS = "http://www.example.org/a/page"
 
 
 def translation(text, source, links=None):
@@ -119,14 +125,14 @@ def test_languages_without_spaces_get_none():
     text = "好。 很好。"
     spans = sentence_spans(text)
     parts = [translation(text[start:end], text[start:end]) for start, end in spans]
-    assert joined(text, spans, parts, "")[0] == "好。很好。"
+    assert joined(text, spans, parts, "", NOTHING)[0] == "好。很好。"
 
 
 @given(st.text(alphabet="aAb.!? \n\u202b"))
 def test_joined_sentences_are_the_text(text):
     spans = sentence_spans(text)
     parts = [translation(text[start:end], text[start:end], ()) for start, end in spans]
-    result, alignment = joined(text, spans, parts, " ")
+    result, alignment = joined(text, spans, parts, " ", NOTHING)
     assert result.split() == text.split()
     assert result.count("\n") == text.count("\n")
     assert [result[slice(*span)] for span in alignment.target] == result.split()
@@ -137,5 +143,53 @@ def test_a_tag_over_two_sentences_is_carried():
     spans = sentence_spans(segment.text)
     identity = ((0, 0), (1, 1))
     parts = [translation(text, text, identity) for text in ("One two.", "Three four.")]
-    carried, lost = carry_tags(segment, *joined(segment.text, spans, parts, " "))
+    carried, lost = carry_tags(segment, *joined(segment.text, spans, parts, " ", NOTHING))
     assert (carried, lost) == (segment, [])
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("See {a} {b} now.", "JETZT {b} {a} SEE."),
+        ("See ({a}) now, {b}", "{a} JETZT () {b}, SEE"),
+        ("{a}, {b} now", "JETZT {b}, {a}"),
+    ],
+)
+def test_tags_around_kept_spans_and_behind_them_are_carried(source, target):
+    spans = {"a": ADDRESS, "b": "{placeholder_of_a_name}"}
+    text, translated = source.format(**spans), target.format(**spans)
+    # The model has translated the line without the spans.
+    words, source_words = ((each.format(a="", b="")).split() for each in (target, source))
+    (now,) = (index for index, word in enumerate(source_words) if word.startswith("now"))
+    links = ((now, words.index("JETZT")),)
+    part = replace(
+        translation(translated, text, links),
+        source_words=tuple(source_words),
+        words=tuple(words),
+        repair="splice",
+    )
+    tagged = [("<a>", spans["a"]), ("<b>", spans["b"]), ("<i>", "now")]
+    tags = [
+        Tag(text.index(word), text.index(word) + len(word), opening) for opening, word in tagged
+    ]
+    segment = Segment(text, tuple(sorted(tags)))
+    kept = KeptSpans.of(["addresses", "placeholders"])
+    carried, lost = carry_tags(segment, *joined(text, [(0, len(text))], [part], " ", kept))
+    around = {tag.opening: carried.text[tag.start : tag.end] for tag in carried.tags}
+    assert (around, lost) == ({"<a>": spans["a"], "<b>": spans["b"], "<i>": "JETZT"}, [])
+
+
+def test_a_repaired_page_keeps_its_links(tmp_path):
+    class Repairing(Shouting):
+        def _one(self, text, aligned):
+            own = super()._one(text.replace(ADDRESS, ""), aligned)
+            return replace(
+                own, text=text.upper().replace(ADDRESS.upper(), ADDRESS), repair="splice"
+            )
+
+    page = f"<p>one <a href='x'>{ADDRESS}</a> <b>two</b></p>"
+    path, output, warnings = tmp_path / "a.html", tmp_path / "b.html", []
+    path.write_text(page, encoding="utf-8")
+    translate_document(Repairing(), path, output, repair=True, on_warning=warnings.append)
+    assert output.read_text(encoding="utf-8") == page.replace("one", "ONE").replace("two", "TWO")
+    assert warnings == []

@@ -3,7 +3,7 @@
 import itertools
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -111,6 +111,13 @@ class KeptSpans:
         """Return the spans of a translation that its source lacks, except numbers."""
         excess = _excess(self.find(translation), self.find(source))
         return [span for span in excess if span.kind != "numbers"]
+
+    def pairs(self, source: str, translation: str) -> list[tuple[Span, Span]]:
+        """Return the spans that both have; of several with one text, the first with the first."""
+        own = defaultdict[str, deque[Span]](deque)
+        for span in self.find(translation):
+            own[span.text].append(span)
+        return [(span, own[span.text].popleft()) for span in self.find(source) if own[span.text]]
 
     def is_kept(self, source: str, translation: str) -> bool:
         """Return whether nothing is lost or added."""

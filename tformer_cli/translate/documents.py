@@ -17,6 +17,7 @@ from tformer_cli.search.engine import OnWarning
 from tformer_cli.storage.atomic import open_atomic
 from tformer_cli.text.language import base_language, language_tag
 from tformer_cli.text.segments import sentence_ends, text_spans
+from tformer_cli.text.spans import OPAQUE, KeptSpans, Span
 from tformer_cli.translate.options import TranslateOptions
 from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.preprocess import InputLine
@@ -125,10 +126,11 @@ def _translate(
     )
     translations = (line.translations[0] for window in windows for line in window)
     separator = translator.postprocessor.separator
+    kept = KeptSpans.of([*options.get("keep", ()), *OPAQUE])
     translated = []
     for segment, spans, where in segments:
         parts = [next(translations) for _ in spans]
-        carried, tags = carry_tags(segment, *joined(segment.text, spans, parts, separator))
+        carried, tags = carry_tags(segment, *joined(segment.text, spans, parts, separator, kept))
         what = "has an inline tag around words without a translation"
         lost += [Problem(where, what, tag.opening) for tag in tags]
         translated.append(carried)
@@ -148,7 +150,11 @@ def sentence_spans(text: str) -> list[Offsets]:
 
 
 def joined(
-    text: str, spans: Sequence[Offsets], translations: Sequence[Translation], separator: str
+    text: str,
+    spans: Sequence[Offsets],
+    translations: Sequence[Translation],
+    separator: str,
+    kept: KeptSpans,
 ) -> tuple[str, Alignment]:
     """Return the translation of a text of several sentences, and the alignment of its words.
 
@@ -161,7 +167,7 @@ def joined(
     for (start, end), translation in zip(spans, translations, strict=True):
         gap = text[position:start]
         result += gap if not position or "\n" in gap else separator
-        words, new_words, pairs = _aligned_words(text[start:end], translation)
+        words, new_words, pairs = _aligned_words(text[start:end], translation, kept)
         links += [(len(source) + i, len(target) + j) for i, j in pairs]
         source += [(start + first, start + last) for first, last in words]
         target += [(len(result) + first, len(result) + last) for first, last in new_words]
@@ -171,11 +177,12 @@ def joined(
 
 
 def _aligned_words(
-    sentence: str, translation: Translation
-) -> tuple[list[Offsets], list[Offsets], Sequence[tuple[int, int]]]:
+    sentence: str, translation: Translation, kept: KeptSpans
+) -> tuple[Sequence[Offsets], Sequence[Offsets], Sequence[tuple[int, int]]]:
     """Return the words of a sentence and of its translation, and their pairs.
 
-    Without alignments, words at the same share of the sentence are pairs.
+    Without alignments, words at the same share of the sentence are pairs. A repaired translation
+    may be aligned without its kept spans: each that both sides have is a pair of words.
     """
     if translation.alignments is None:
         source, target = (
@@ -183,14 +190,35 @@ def _aligned_words(
             for text in (sentence, translation.text)
         )
         return source, target, [(j * len(source) // len(target), j) for j in range(len(target))]
-    source = _spans(sentence, translation.source_words or ())
-    target = _spans(translation.text, translation.words or ())
-    return source, target, translation.alignments
+    pairs = kept.pairs(sentence, translation.text) if translation.repair else []
+    source = _spans(sentence, translation.source_words or (), [one for one, _ in pairs])
+    target = _spans(translation.text, translation.words or (), [other for _, other in pairs])
+    first, other = len(source) - len(pairs), len(target) - len(pairs)
+    links = [*translation.alignments, *((first + i, other + i) for i in range(len(pairs)))]
+    source_order, target_order = _order(source), _order(target)
+    return (
+        sorted(source),
+        sorted(target),
+        [(source_order[one], target_order[two]) for one, two in links],
+    )
 
 
-def _spans(text: str, words: Sequence[str]) -> list[Offsets]:
-    """Return the characters of each word; none, behind the word before, if it is not found."""
+def _spans(text: str, words: Sequence[str], kept: Sequence[Span]) -> list[Offsets]:
+    """Return the characters of each word outside of kept spans, and then those of the spans.
+
+    A word that is not found has none, behind the word before. One around a span ends before it.
+    """
+    outside = text
+    for span in kept:
+        outside = outside[: span.start] + " " * len(span.text) + outside[span.end :]
     spans = [(0, 0)]
-    for start, end in text_spans(text, words):
-        spans.append((start, end) if end else (spans[-1][1],) * 2)
-    return spans[1:]
+    for start, end in text_spans(outside, words):
+        last = min((span.start for span in kept if start < span.start < end), default=end)
+        spans.append((start, last) if end else (spans[-1][1],) * 2)
+    return [*spans[1:], *((span.start, span.end) for span in kept)]
+
+
+def _order(words: Sequence[Offsets]) -> list[int]:
+    """Return the index of each word in their order in the text."""
+    order = sorted(range(len(words)), key=words.__getitem__)
+    return sorted(range(len(words)), key=order.__getitem__)
