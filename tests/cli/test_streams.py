@@ -12,6 +12,7 @@ from tformer_cli.cli.entry import named_stdout
 from tformer_cli.cli.streams import (
     check_outputs,
     line_writer,
+    reject_gzip,
     stdin_lines,
 )
 from tformer_cli.errors import StorageError, UsageError
@@ -138,9 +139,9 @@ def test_what_replaces_nothing_may_be_named_twice(tmp_path):
 
 
 def test_plain_text_is_not_named_gzip():
-    check_outputs({"--output": Path("out.gz.de"), "--alignments": None}, {})
+    reject_gzip({"--output": Path("out.gz.de"), "--alignments": None})
     with pytest.raises(UsageError) as raised:
-        check_outputs({"--output": None, "--alignments": Path("pairs.gz")}, {})
+        reject_gzip({"--output": None, "--alignments": Path("pairs.gz")})
     assert str(raised.value) == (
         "--alignments: is written as plain text (pairs.gz); drop .gz from its name"
     )

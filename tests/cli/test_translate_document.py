@@ -1,5 +1,6 @@
 """`tformer translate --input film.srt --output film.de.srt`: documents from the command line."""
 
+import gzip
 import json
 import re
 
@@ -23,6 +24,18 @@ def test_subtitles_keep_their_times(toy_run, tformer, film):
     assert (result.exit_code, result.stdout) == (0, "")
     expected = FILM.replace("ab cd.", first).replace("feg", second)
     assert film.with_name("film.de.srt").read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize("names", [("film.srt", "out.srt.gz"), ("film.srt.gz", "out.srt")])
+def test_a_document_may_be_compressed_on_either_side(toy_run, tformer, film, names):
+    film.with_name("film.srt.gz").write_bytes(gzip.compress(film.read_bytes()))
+    options = ("translate", toy_run, "-i", "film.srt", "-o", "plain.srt")
+    assert tformer(*options).exit_code == 0
+    result = tformer("translate", toy_run, "-i", names[0], "-o", names[1])
+    assert (result.exit_code, result.stderr) == (0, "")
+    content = film.with_name(names[1]).read_bytes()
+    content = gzip.decompress(content) if names[1].endswith(".gz") else content
+    assert content == film.with_name("plain.srt").read_bytes()
 
 
 def test_json_reports_the_kind_and_counts(toy_run, tformer, film):

@@ -37,7 +37,7 @@ from tformer_cli.cli.options import (
     chosen_metrics,
     chosen_run,
 )
-from tformer_cli.cli.streams import check_outputs, open_output, reject_pipes
+from tformer_cli.cli.streams import check_outputs, open_output, reject_gzip, reject_pipes
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.errors import UsageError, quantity
@@ -198,6 +198,7 @@ def score(
         remedy = "leave it out: JSON has the tokens"
         raise UsageError("--per-token", "has no effect with --json", remedy=remedy)
     check_outputs({"--output": output_file}, {"--source": source, "--target": target})
+    reject_gzip({"--output": output_file})
     run_directory = chosen_run(run, checkpoint)
 
     from tformer_cli import api

@@ -125,7 +125,7 @@ def _typed_line(prompt: str) -> bytes:
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
-    """Check files by option: outputs are not named .gz, and replace neither inputs nor each other.
+    """Check files by option: outputs replace neither inputs nor each other.
 
     Pipes and devices replace nothing.
     """
@@ -133,13 +133,18 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path 
     for option, file in outputs.items():
         if file is None:
             continue
-        if file.suffix == ".gz":
-            what = "is written as plain text"
-            raise UsageError(option, what, got=str(file), remedy="drop .gz from its name")
         is_replaced = not file.exists() or file.is_file()
         other = options.setdefault(os.path.realpath(file), option) if is_replaced else option
         if other != option:
             raise UsageError(option, f"is also {other}", got=str(file), remedy="name another file")
+
+
+def reject_gzip(outputs: Mapping[str, Path | None]) -> None:
+    """Check that outputs of lines, by option, are not named .gz."""
+    for option, file in outputs.items():
+        if file is not None and file.suffix == ".gz":
+            what = "is written as plain text"
+            raise UsageError(option, what, got=str(file), remedy="drop .gz from its name")
 
 
 class LineWriter:

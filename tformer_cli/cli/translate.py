@@ -48,6 +48,7 @@ from tformer_cli.cli.streams import (
     line_windows,
     line_writer,
     recorded_options,
+    reject_gzip,
     reject_pipes,
     run_and_sentence,
 )
@@ -243,6 +244,7 @@ def translate(
         }
         outputs = _document_output(str(input_file), output_file, for_lines)
     else:
+        reject_gzip(results)
         if field is not None:
             what = "has no effect without a document"
             raise UsageError("--field", what, got=field, remedy="leave it out")
