@@ -230,6 +230,7 @@ def compare(
             runs[path],
             name,
             metrics,
+            compared=list(files),
             device=device,
             workers=workers,
             log=log,

@@ -67,6 +67,20 @@ def evaluated(monkeypatch):
     return calls
 
 
+def test_translations_of_another_search_are_not_replaced(runs, tformer, monkeypatch):
+    run, _ = runs
+    tformer("eval", run, "--beam", 1)
+    file = run / "eval" / "toy.hyp.txt"
+    content = file.read_bytes()
+    monkeypatch.chdir(file.parent)
+    result = tformer("compare", run, "toy.hyp.txt")
+    message = f"toy.hyp.txt: would be replaced by the translations of {run}"
+    assert (result.exit_code, result.stderr) == (2, f"{message}; copy it, and name the copy\n")
+    assert file.read_bytes() == content
+    tformer("eval", run)
+    assert tformer("compare", run, "toy.hyp.txt").exit_code == 0
+
+
 def test_runs_have_the_scores_of_eval(runs, tformer):
     content = json.loads(tformer("compare", *runs, "--bleu", "--chrf", "--ter", "--json").stdout)
     assert (content["text"], content["num_sentences"]) == ("toy", 10)

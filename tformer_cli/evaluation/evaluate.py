@@ -285,6 +285,7 @@ def own_translations(
     name: str,
     metrics: Sequence[MetricName],
     *,
+    compared: Sequence[Path] = (),
     device: str,
     workers: int | None,
     log: Callable[[str], object],
@@ -295,13 +296,17 @@ def own_translations(
     """Return the translations of a text by a run's own search.
 
     They are those that `tformer eval` has saved, if there are; others are made and saved with their
-    scores.
+    scores, but not in the place of a file that they are compared with.
     """
     text = texts_of_split(files.config, name)[name]
     precision = resolve_precision(None, resolve_device(device))
     saved = saved_hypotheses(files, name, text, precision)
     if saved is not None:
         return saved
+    for file in compared:
+        if file.resolve() == hypothesis_file(files.run, name).resolve():
+            what = f"would be replaced by the translations of {files.run.path}"
+            raise UsageError(str(file), what, remedy="copy it, and name the copy")
     log(f"{files.run.path}: translating {name}")
     evaluator = Evaluator.load(files.run.path, device=device, workers=workers)
     evaluations = evaluate_texts(
