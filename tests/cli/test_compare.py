@@ -67,6 +67,18 @@ def evaluated(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize(("position", "name"), [(0, "SYSTEM"), (1, "SYSTEM"), (2, "--reference")])
+def test_a_page_replaces_neither_a_system_nor_a_reference(files, tformer, position, name):
+    page = files[position].with_name("page.html")
+    shutil.copy(files[position], page)
+    content = page.read_bytes()
+    one, other, reference = [*files[:position], page, *files[position + 1 :]]
+    result = tformer("compare", one, other, "--reference", reference, "--output", page)
+    message = f"--output: is also {name} ({page}); name another file\n"
+    assert (result.exit_code, result.stderr) == (2, message)
+    assert page.read_bytes() == content
+
+
 def test_translations_of_another_search_are_not_replaced(runs, tformer, monkeypatch):
     run, _ = runs
     tformer("eval", run, "--beam", 1)

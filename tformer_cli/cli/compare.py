@@ -23,6 +23,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.cli.plot import check_page
+from tformer_cli.cli.streams import check_outputs
 from tformer_cli.config.schema.config import BleuTokenizer
 from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar
@@ -97,6 +98,9 @@ def compare(
     Example: tformer compare one.txt other.txt --reference test.de
     """
     check_page(output)
+    for option, files in (("SYSTEM", systems), ("--reference", references or ())):
+        for file in files:
+            check_outputs({"--output": output}, {option: file})
     for path in systems:
         if path.is_dir() or path.suffix in (".yaml", ".yml"):
             chosen_run(path)
