@@ -58,7 +58,8 @@ def test_a_field_of_json_lines_is_translated(toy_run, tformer, film):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "--output: is required for a document; name a file"),
+        ((), "--output: must be a file for a document; name a file"),
+        (("-o", "-"), "--output: must be a file for a document; name a file"),
         (
             ("-o", "film.txt"),
             "--output: must be of the same kind as the document (film.txt); use .srt",

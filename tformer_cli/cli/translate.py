@@ -348,7 +348,7 @@ def _document_output(name: str, output: Path | None, for_lines: Mapping[str, boo
             remedy = "leave it out, or use < FILE for lines"
             raise UsageError(option, "has no effect on a document", got=name, remedy=remedy)
     if output is None:
-        raise UsageError("--output", "is required for a document", remedy="name a file")
+        raise UsageError("--output", "must be a file for a document", remedy="name a file")
     if num_processes() > 1:
         what = "must be lines under torchrun, which shares them"
         raise UsageError("--input", what, got=name, remedy="drop torchrun")

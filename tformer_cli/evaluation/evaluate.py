@@ -296,7 +296,7 @@ def own_translations(
     """Return the translations of a text by a run's own search.
 
     They are those that `tformer eval` has saved, if there are; others are made and saved with their
-    scores, but not in the place of a file that they are compared with.
+    scores, but never over a file that they are compared with.
     """
     text = texts_of_split(files.config, name)[name]
     precision = resolve_precision(None, resolve_device(device))
