@@ -10,6 +10,7 @@ from exportable import BASE
 from hypothesis import given
 from hypothesis import strategies as st
 from opus import SOURCES, TARGETS, save_opus
+from t5 import CASES, save_t5
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig
@@ -138,6 +139,20 @@ def test_a_marian_model_is_trimmed(tmp_path):
         assert new.tokens(new.encode(line)) == old.tokens(old.encode(line))
         assert new.decode(new.encode(line)) == line
     assert small.tokenizers.source.encode(SOURCES[2]) != []
+
+
+@pytest.mark.parametrize("name", ["1.0", "madlad"])
+def test_what_a_t5_reads_before_a_source_stays(tmp_path, name):
+    save_t5(tmp_path / "t5", **CASES[name])
+    run, output = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "small")
+    original = import_run(tmp_path / "t5", run)
+    trim_run(run, output, written(tmp_path, [("a cat", "a cat")]))
+    small = load_trained_model(output)
+    assert small.tokenizers.source.size < original.tokenizers.source.size
+    assert small.config.data.prefixes == original.config.data.prefixes
+    for prefix in original.config.data.prefixes.values():
+        old, new = original.tokenizers.source, small.tokenizers.source
+        assert new.tokens(new.encode(prefix)) == old.tokens(old.encode(prefix))
 
 
 def test_a_vocabulary_of_characters_is_refused(tmp_path):

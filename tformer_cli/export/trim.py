@@ -1,5 +1,6 @@
 """A run with a smaller vocabulary: the tokens of a text, and what spells other text."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -38,7 +39,7 @@ def trim_run(
     """Write a run folder with the tokens that a text needs, and return the sizes before and after.
 
     The logits of the tokens that are left are the same, so text is translated as before if its
-    tokens and those of its translation are left (Abdaoui et al. 2020).
+    tokens and those of its translation are left (Abdaoui et al. 2020). Prefixes are left too.
 
     Args:
         run: the run folder, of a model with subwords.
@@ -55,7 +56,9 @@ def trim_run(
     data = trained.config.data
     if isinstance(text, PairsFile) and text.languages is None:
         text = replace(text, languages=data.direction_of(text))
-    tokenizers, ids = trim(trained.tokenizers, counted(read_nonempty(text), on_done))
+    prefixes = ((prefix, "") for prefix in (data.prefixes or {}).values())
+    pairs = itertools.chain(prefixes, counted(read_nonempty(text), on_done))
+    tokenizers, ids = trim(trained.tokenizers, pairs)
     sizes = tokenizers.source.size, tokenizers.target.size
     config = trained.config
     if isinstance(config.tokenizer, SubwordConfig):
