@@ -231,6 +231,20 @@ def test_the_fingerprint_is_of_all_that_translates_and_of_nothing_else(toy_run, 
     assert find_model(plain).fingerprint != fingerprint
 
 
+def test_weights_that_the_checksums_do_not_name_have_no_fingerprint(run, tformer):
+    files = find_model(run)
+    edit(files.directory / "SHA256SUMS", "model.safetensors", "model.safetensorz")
+    with pytest.raises(CheckpointError) as caught:
+        _ = files.fingerprint
+    assert str(caught.value) == (
+        f"{files.directory}: is incomplete: SHA256SUMS is missing or damaged; "
+        "use another checkpoint"
+    )
+    result = tformer("translate", run.path, "abc")
+    assert result.exit_code == 2
+    assert "is damaged: model.safetensors does not match its checksum" in result.stderr
+
+
 class Recorder(TorchDispatchMode):
     """The names of the operations that torch runs."""
 

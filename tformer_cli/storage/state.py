@@ -221,8 +221,12 @@ def _checksums(directory: Path) -> dict[str, str]:
 
 
 def recorded_checksum(directory: Path, name: str) -> str:
-    """Return the checksum of a file of an intact checkpoint, as it was saved."""
-    return _checksums(directory)[name]
+    """Return the checksum of a file of a checkpoint, as it was saved."""
+    checksums = _checksums(directory)
+    if name not in checksums:
+        what = f"is incomplete: {CHECKSUMS_FILE} is missing or damaged"
+        raise CheckpointError(str(directory), what, remedy=ANOTHER_CHECKPOINT)
+    return checksums[name]
 
 
 def trained_weights(directory: Path) -> Path:
