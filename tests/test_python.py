@@ -158,6 +158,10 @@ def test_a_vocabulary_is_reported_as_the_command_prints_it(tmp_path, tformer):
             "`settings`: must be a list of texts (a text); put brackets around it",
         ),
         (
+            lambda run: load_config(run / "config.yaml", "seed=2"),
+            "`settings`: must be a list of texts (a text); put brackets around it",
+        ),
+        (
             lambda run: build_vocabulary(run / "config.yaml", run),
             "{run}/tokenizer: belongs to the model that this run has trained; ",
         ),

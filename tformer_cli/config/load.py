@@ -19,7 +19,7 @@ from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, MAX_COUNT
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.config.yaml_tree import OVERRIDE, compose, located, read_tree, with_value
-from tformer_cli.errors import ConfigError, Problem
+from tformer_cli.errors import ConfigError, Problem, reject_str
 from tformer_cli.storage.atomic import write_text
 
 _ROOT = "data.root"
@@ -42,7 +42,9 @@ def load_config(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
 
     Raises:
         ConfigError: all problems of the file and of the overrides.
+        UsageError: `settings` is a text, and no list of them.
     """
+    reject_str(settings=settings)
     return _loaded(Path(path), settings)[0]
 
 
