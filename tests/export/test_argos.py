@@ -11,7 +11,7 @@ from exportable import BASE, trained
 from test_ctranslate2 import random_model
 from test_ctranslate2_import import MODEL, SEARCHES, assert_equal, opennmt, refused, write
 
-from tformer_cli.config.schema.tokenizer import SubwordConfig
+from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError
 from tformer_cli.export.argos import ArgosFormat, read_argos
 from tformer_cli.export.check import CheckText, check_export
@@ -36,7 +36,10 @@ def package(file: Path, folder: Path, *, metadata: object = METADATA) -> Path:
 
 def subwords(**changes) -> TrainedModel:
     settings = {"vocab_size": 45, "byte_fallback": False} | changes
-    config = SubwordConfig(**settings)
+    return untrained(SubwordConfig(**settings))
+
+
+def untrained(config: SubwordConfig | CharConfig) -> TrainedModel:
     tokenizers = build_tokenizers(config, lambda: PAIRS, 1)
     shape = replace(BASE, tie_embeddings="all" if config.shared else "none")
     model = trained(random_model(shape, tokenizers), tokenizers, shape)
@@ -87,6 +90,12 @@ def test_what_a_package_cannot_be_is_named(changes, key, tmp_path):
     with pytest.raises(ConfigError, match=key):
         ArgosFormat().save(subwords(**changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("shared", "got"), [(True, "char, shared"), (False, "char, not shared")])
+def test_characters_are_refused_as_what_they_are(shared, got, tmp_path):
+    with pytest.raises(ConfigError, match=rf"tokenizer.shared: .* \({got}\)"):
+        ArgosFormat().save(untrained(CharConfig(shared=shared)), tmp_path / "out")
 
 
 def test_what_comes_before_a_source_is_refused(tmp_path):

@@ -64,7 +64,8 @@ class ArgosFormat(CTranslate2Format):
             yield no_language_tokens("an Argos package", "ctranslate2")
         if len(set(sentencepiece_models(tokenizers).values())) != 1:
             what = "must be subwords that both languages share, in an Argos package"
-            yield Problem("tokenizer.shared", what, f"{tokenizers.source.kind}, not shared")
+            sharing = "shared" if tokenizers.shared else "not shared"
+            yield Problem("tokenizer.shared", what, f"{tokenizers.source.kind}, {sharing}")
         for name in ("lowercase", "nfkc"):
             if getattr(tokenizers.source.normalizer, name):
                 yield Problem(f"tokenizer.{name}", "must be none in an Argos package", "source")
