@@ -17,16 +17,9 @@ from typing import Annotated
 import typer
 
 from tformer_cli import synthesize, train
-from tformer_cli.cli.entry import (
-    extend_bar,
-    new_app,
-    run,
-    suggest,
-    tell,
-    tell_stderr,
-    warn,
-)
+from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import DeviceOption, FileArgument, SetOption
+from tformer_cli.cli.printing import extend_bar, suggest, tell, tell_stderr, warn
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.text import ParallelText, TrainingText

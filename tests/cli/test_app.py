@@ -13,8 +13,9 @@ from terminals import open_terminal
 from toy import write_toy
 
 from tformer_cli.cli.app import app
-from tformer_cli.cli.entry import refusal, tell
+from tformer_cli.cli.entry import refusal
 from tformer_cli.cli.options import HELP_PANELS
+from tformer_cli.cli.printing import tell
 
 COMMANDS = [
     "",

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 from toy import write_languages
 
-from tformer_cli.cli.entry import suggest_translation
+from tformer_cli.cli.printing import suggest_translation
 from tformer_cli.config.load import load_config
 
 FORMAT = ("--format", "safetensors")

@@ -16,8 +16,8 @@ from tformer_cli.cli.bitext import (
     given_text,
     languages_of,
 )
-from tformer_cli.cli.entry import tell
 from tformer_cli.cli.options import JsonOption, WorkersOption
+from tformer_cli.cli.printing import tell
 from tformer_cli.config.load import as_plain, changed_filters
 from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar

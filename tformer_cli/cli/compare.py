@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import (
-    extend_bar,
-    refuse_torchrun,
-    table,
-    tell,
-    tell_stderr,
-    warn,
-)
+from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.options import (
     DeviceOption,
     JsonOption,
@@ -23,6 +16,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.cli.plot import check_page
+from tformer_cli.cli.printing import extend_bar, table, tell, tell_stderr, warn
 from tformer_cli.cli.streams import check_outputs
 from tformer_cli.config.schema.config import BleuTokenizer
 from tformer_cli.errors import quantity

@@ -20,8 +20,9 @@ from tformer_cli.cli.bitext import (
     languages_of,
     named_languages,
 )
-from tformer_cli.cli.entry import new_app, warn
+from tformer_cli.cli.entry import new_app
 from tformer_cli.cli.options import FileArgument, SetOption
+from tformer_cli.cli.printing import warn
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
 from tformer_cli.config.schema.text import Bitext, Direction, PairsFile, ParallelText

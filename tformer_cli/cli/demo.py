@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from tformer_cli.cli.entry import refuse_torchrun, tell_stderr
+from tformer_cli.cli.entry import refuse_torchrun
+from tformer_cli.cli.printing import tell_stderr
 from tformer_cli.config.starter import write_shipped
 
 # Two of the test set, which a trained demo translates as its references do.

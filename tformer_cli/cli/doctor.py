@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import typer
 
-from tformer_cli.cli.entry import refuse_torchrun, table, tell, tell_stderr
+from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.options import JsonOption
+from tformer_cli.cli.printing import table, tell, tell_stderr
 from tformer_cli.doctor import Diagnosis, diagnose
 from tformer_cli.terminal import progress_bar
 

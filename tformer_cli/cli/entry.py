@@ -1,17 +1,14 @@
-"""A command line: parsing, what it prints for a person, errors and exit codes."""
+"""A command line: parsing, help, errors and exit codes."""
 
 import contextlib
 import inspect
 import io
 import os
-import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,26 +19,18 @@ from tformer_cli.cli.options import (
     OF_ARGUMENTS,
     OF_FIELDS,
     TEXTS,
-    in_options,
     with_options,
 )
-from tformer_cli.cli.options import message as text_of
+from tformer_cli.cli.printing import OPTIONS_OF_COMMAND, marked
 from tformer_cli.errors import (
     DeviceError,
     Interrupted,
-    Problem,
     ProblemWarning,
     StorageError,
     TformerError,
     UsageError,
-    printable,
 )
-from tformer_cli.terminal import colored, is_terminal
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-    from tformer_cli.config.schema.config import Config
+from tformer_cli.terminal import is_terminal
 
 # Former names of options, which are still accepted.
 FORMER_OPTIONS = {"continue-from": "init-from"}
@@ -49,9 +38,6 @@ FORMER_OPTIONS = {"continue-from": "init-from"}
 EXAMPLE = "Example: "
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-# Those of the command that runs, by the arguments of the library.
-_own_options: ContextVar[Mapping[str, str]] = ContextVar("_own_options", default=OF_ARGUMENTS)
 
 _show_any_warning = warnings.showwarning
 
@@ -98,7 +84,7 @@ class PlainCommand(PastableExamples, TyperCommand):
         }
         if "fields" in ctx.params:
             own |= OF_FIELDS
-        before = _own_options.set(own)
+        before = OPTIONS_OF_COMMAND.set(own)
         try:
             if not ctx.params.get("quiet"):
                 return super().invoke(ctx)
@@ -119,7 +105,7 @@ class PlainCommand(PastableExamples, TyperCommand):
                 remedy="re-run the command",
             ) from None
         finally:
-            _own_options.reset(before)
+            OPTIONS_OF_COMMAND.reset(before)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and the options, in panels if they are many."""
@@ -283,7 +269,7 @@ def run(app: Application) -> None:
         reported = error if isinstance(error, TformerError) else refusal(error)
         # The terminal may be closed.
         with contextlib.suppress(OSError):
-            typer.echo("\n".join(_marked(x, "red") for x in reported.problems), err=True)
+            typer.echo("\n".join(marked(x, "red") for x in reported.problems), err=True)
         sys.exit(reported.exit_code)
 
 
@@ -292,7 +278,7 @@ def _show_warning(message: Warning | str, *details: Any, **names: Any) -> None:
     if not isinstance(message, ProblemWarning):
         _show_any_warning(message, *details, **names)
     elif is_main_process():
-        typer.echo(_marked(message.problem, "yellow"), err=True)
+        typer.echo(marked(message.problem, "yellow"), err=True)
 
 
 def is_main_process() -> bool:
@@ -318,85 +304,3 @@ def refusal(error: OSError | MemoryError) -> TformerError:
     if error.filename is None:
         return StorageError.of(error, "tformer", "a file or stream cannot be read or written")
     return StorageError.of(error, str(error.filename), "cannot be read or written")
-
-
-def tell(text: str) -> None:
-    """Print lines on stdout; control characters of file names are escaped."""
-    # A surrogate stands for a byte that is not UTF-8, and is printed as that byte.
-    typer.echo("".join(c if c == "\n" or "\udc80" <= c <= "\udcff" else printable(c) for c in text))
-
-
-def tell_stderr(text: str) -> None:
-    """Print a line on stderr, above a progress bar."""
-    _print_above_bars(in_options(text))
-
-
-def warn(problem: Problem) -> None:
-    """Print a warning on stderr, above a progress bar."""
-    _print_above_bars(_marked(problem, "yellow"))
-
-
-def _marked(problem: Problem, color: str) -> str:
-    """Return the message of a problem for stderr; a terminal gets what it is about in a color."""
-    where, colon, what = text_of(with_options(problem, _own_options.get())).partition(": ")
-    return colored(where, color, sys.stderr) + colon + what
-
-
-def _print_above_bars(text: str) -> None:
-    from tqdm import tqdm
-
-    with tqdm.external_write_mode(file=sys.stderr):
-        typer.echo(text, err=True)
-
-
-def extend_bar(bar: "tqdm[NoReturn]", count: int) -> None:
-    """Add to what a progress bar counts up to."""
-    bar.total = (bar.total or 0) + count
-    bar.refresh()
-
-
-def begin_bar(bar: "tqdm[NoReturn]", num_done: int, total: int) -> None:
-    """Let a progress bar begin behind what is done already."""
-    bar.reset(total)
-    bar.initial = bar.n = num_done
-    bar.refresh()
-
-
-def relative(file: Path) -> Path:
-    """Return a file relative to the working directory, if it is in there."""
-    here = Path.cwd()
-    return file.relative_to(here) if file.is_relative_to(here) else file
-
-
-def suggest(*words: object) -> None:
-    """Print the command to run next on stderr, given without `tformer`."""
-    typer.echo(f"next: {shlex.join(['tformer', *map(str, words)])}", err=True)
-
-
-def suggest_use(config: "Config", run: Path, *options: object) -> None:
-    """Suggest to evaluate a model that translates, or to translate if there is no test set."""
-    if config.model.kind == "masked_encoder":
-        return
-    if config.data.test:
-        suggest("eval", run, *options)
-    else:
-        suggest_translation(config, run, *options)
-
-
-def suggest_translation(config: "Config", run: Path, *options: object) -> None:
-    """Suggest to translate, into the first target language of a model that needs one."""
-    data = config.data
-    to = ("--to", data.targets[0]) if data.has_target_tags else ()
-    suggest("translate", run, *to, *options)
-
-
-def table(rows: Iterable[Sequence[str]], align: str) -> str:
-    """Return rows as text; `align` has < or > for each column, for flush left or right."""
-    cells = list(rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
-        ).rstrip()
-        for row in cells
-    )

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import (
-    extend_bar,
-    refuse_torchrun,
-    relative,
-    suggest_translation,
-    tell,
-    warn,
-)
+from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.options import (
     DROP_ONE,
     BeamOption,
@@ -37,6 +30,7 @@ from tformer_cli.cli.options import (
     chosen_metrics,
     chosen_run,
 )
+from tformer_cli.cli.printing import extend_bar, relative, suggest_translation, tell, warn
 from tformer_cli.cli.streams import check_outputs, open_output, reject_gzip, reject_pipes
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.text import ParallelText

@@ -18,8 +18,8 @@ from tformer_cli.cli.bitext import (
     given_text,
     languages_of,
 )
-from tformer_cli.cli.entry import suggest, suggest_translation, tell
 from tformer_cli.cli.options import CheckpointOption, JsonOption, LeadingRunArgument, chosen_run
+from tformer_cli.cli.printing import suggest, suggest_translation, tell
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer_cli.cli.entry import table
 from tformer_cli.cli.options import JsonOption, SetOption
+from tformer_cli.cli.printing import table
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import (

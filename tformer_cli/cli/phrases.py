@@ -15,8 +15,8 @@ from tformer_cli.cli.bitext import (
     given_text,
     languages_of,
 )
-from tformer_cli.cli.entry import tell
 from tformer_cli.cli.options import JsonOption
+from tformer_cli.cli.printing import tell
 from tformer_cli.config.load import to_yaml, training_item
 from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import extend_bar, refuse_torchrun, tell, tell_stderr, warn
+from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -20,6 +20,7 @@ from tformer_cli.cli.options import (
     WorkersOption,
     chosen_run,
 )
+from tformer_cli.cli.printing import extend_bar, tell, tell_stderr, warn
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting import heatmap as picture

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tformer_cli.cli.entry import refuse_torchrun, tell_stderr
+from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.options import (
     BackendOption,
     CheckpointOption,
@@ -17,6 +17,7 @@ from tformer_cli.cli.options import (
     ToOption,
     chosen_run,
 )
+from tformer_cli.cli.printing import tell_stderr
 
 
 def serve(

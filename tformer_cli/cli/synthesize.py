@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import (
-    extend_bar,
-    is_main_process,
-    tell,
-    tell_stderr,
-    warn,
-)
+from tformer_cli.cli.entry import is_main_process
 from tformer_cli.cli.options import (
     BackendOption,
     BeamOption,
@@ -33,6 +27,7 @@ from tformer_cli.cli.options import (
     chosen_mbr,
     chosen_run,
 )
+from tformer_cli.cli.printing import extend_bar, tell, tell_stderr, warn
 from tformer_cli.config.load import to_yaml, training_item
 from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar

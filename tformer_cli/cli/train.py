@@ -9,14 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import (
-    is_main_process,
-    refuse_torchrun,
-    suggest,
-    suggest_use,
-    table,
-    tell,
-)
+from tformer_cli.cli.entry import is_main_process, refuse_torchrun
 from tformer_cli.cli.options import (
     DROP_ONE,
     DeviceOption,
@@ -27,6 +20,7 @@ from tformer_cli.cli.options import (
     SetOption,
     chosen_run,
 )
+from tformer_cli.cli.printing import suggest, suggest_use, table, tell
 from tformer_cli.config.load import load_config, load_with_texts
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config

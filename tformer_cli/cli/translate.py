@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.choices import LongLines
-from tformer_cli.cli.entry import begin_bar, is_main_process, tell_stderr, warn
+from tformer_cli.cli.entry import is_main_process
 from tformer_cli.cli.line_formats import (
     DefectTally,
     alignments_line,
@@ -40,6 +40,7 @@ from tformer_cli.cli.options import (
     chosen_mbr,
     chosen_run,
 )
+from tformer_cli.cli.printing import begin_bar, tell_stderr, warn
 from tformer_cli.cli.streams import (
     STDIN,
     STDOUT,

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tformer_cli.choices import TuningMetric
-from tformer_cli.cli.entry import (
-    extend_bar,
-    refuse_torchrun,
-    relative,
-    suggest_translation,
-    suggest_use,
-    table,
-    tell,
-    tell_stderr,
-    warn,
-)
+from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.options import (
     BackendOption,
     CheckpointOption,
@@ -28,6 +18,16 @@ from tformer_cli.cli.options import (
     RunArgument,
     WorkersOption,
     chosen_run,
+)
+from tformer_cli.cli.printing import (
+    extend_bar,
+    relative,
+    suggest_translation,
+    suggest_use,
+    table,
+    tell,
+    tell_stderr,
+    warn,
 )
 from tformer_cli.config.load import load_config, save_decoding
 from tformer_cli.config.schema.decoding import BeamConfig
