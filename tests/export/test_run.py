@@ -11,10 +11,10 @@ from m2m import save_m2m
 from t5 import CASES, save_t5
 from toy import write_languages
 
-from tformer_cli import Translator
+from tformer_cli import Translator, train
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.errors import StorageError, TformerError
+from tformer_cli.errors import CheckpointError, StorageError, TformerError
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.plain import PlainFormat
 from tformer_cli.export.run import import_run, read_model
@@ -55,6 +55,20 @@ def test_an_imported_run_is_the_original_bit_for_bit(toy_run, plain, tmp_path):
     for name in ("model", "tokenizer", "training", "decoding", "evaluation"):
         assert getattr(loaded.config, name) == getattr(original.config, name)
     assert run.pointed("best") == run.pointed("last") == run.checkpoint(0)
+
+
+@pytest.mark.parametrize("changes", [(), ("seed=7",)])
+def test_an_imported_run_is_no_training_to_resume(toy_run, plain, tmp_path, changes):
+    run = RunDirectory(tmp_path / "run")
+    import_run(plain, run)
+    root = load_config(toy_run / "config.yaml").data.texts()["valid"].source.parent
+    config = load_config(run.config_file, [f"data.root={root}", *changes])
+    with pytest.raises(CheckpointError) as caught:
+        train(config, run.path)
+    assert str(caught.value) == (
+        f"{run.path}: has a model, and no training that could be resumed; "
+        "train its weights further: `training.init_from=RUN` `run=NEW`"
+    )
 
 
 @pytest.mark.parametrize("form", [PlainFormat(), CTranslate2Format()], ids=["plain", "ct2"])

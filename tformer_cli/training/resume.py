@@ -52,10 +52,9 @@ FREE_KEYS = (
     "decoding",
     "evaluation",
 )
+TRAIN_FURTHER = "train its weights further: `training.init_from=RUN` `run=NEW`"
 # Remedy for a run whose trajectory changed.
-TRAIN_ELSEWHERE = (
-    "start over with `fresh=True`, or train its weights further: `training.init_from=RUN` `run=NEW`"
-)
+TRAIN_ELSEWHERE = f"start over with `fresh=True`, or {TRAIN_FURTHER}"
 
 
 def check_run_folder(run: RunDirectory) -> None:
@@ -139,11 +138,15 @@ def checkpoint_to_resume(
     """Return the checkpoint to resume from, if any, and log the accepted changes of the config.
 
     Raises:
-        CheckpointError: none is intact, or a key of the trajectory changed.
+        CheckpointError: none is intact, a key of the trajectory changed, or the run has a model
+            and no training.
     """
     recover_interrupted_writes(run.checkpoints)
     checkpoint = None if fresh else last_checkpoint(run, log)
     if checkpoint is not None:
+        if step_of(checkpoint) == 0:
+            what = "has a model, and no training that could be resumed"
+            raise CheckpointError(str(run.path), what, remedy=TRAIN_FURTHER)
         for change in accepted_changes(run, load_config(run.config_file), config):
             log(f"{run.path}: {change}")
     return checkpoint
