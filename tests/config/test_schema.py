@@ -299,6 +299,18 @@ def test_mere_consequences_of_numbers_out_of_bounds_are_left_out() -> None:
             ),
         ),
         (
+            dataclasses.replace(
+                CONFIG,
+                training=TrainingConfig(source_noise=SourceNoiseConfig(drop=0.0, swap=0)),
+            ),
+            Problem(
+                "training.source_noise.swap",
+                "must be above 0 if drop and replace are 0, or no token is changed",
+                "0",
+                "raise one of them or leave source_noise out",
+            ),
+        ),
+        (
             dataclasses.replace(CONFIG, tokenizer=CharConfig(shared=False)),
             Problem(
                 "model.tie_embeddings",

@@ -194,6 +194,11 @@ class SourceNoiseConfig:
     swap: CountOrZero = 3
     """Maximum number of positions that a token moves."""
 
+    def conflicts(self) -> Iterator[Problem]:
+        if not (self.drop or self.replace or self.swap):
+            what = "must be above 0 if drop and replace are 0, or no token is changed"
+            yield Problem("swap", what, remedy="raise one of them or leave source_noise out")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagsFirstConfig:
