@@ -164,6 +164,17 @@ def test_auto_goes_on_without_an_export_that_is_refused_or_damaged(run, tformer)
     assert result.stdout == expected.stdout
 
 
+def test_auto_goes_on_without_an_export_that_lost_tokens(run, tformer):
+    expected = tformer("translate", run, stdin=TEXT)
+    (folder,) = (run / "exports").glob("checked-*/")
+    file = folder / "shared_vocabulary.json"
+    file.write_text(json.dumps(json.loads(file.read_text())[:-8]))
+    result = tformer("translate", run, stdin=TEXT)
+    assert result.stdout == expected.stdout
+    assert "must have a row for each of the" in result.stderr
+    assert "again; translating without CTranslate2\n" in result.stderr
+
+
 def test_damaged_export_is_one_line(run, tformer):
     tformer("translate", run, *BACKEND, stdin="abc\n")
     (folder,) = (run / "exports").glob("ctranslate2-*")
@@ -171,7 +182,7 @@ def test_damaged_export_is_one_line(run, tformer):
     result = tformer("translate", run, *BACKEND, stdin="abc\n")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"{folder}: cannot be loaded by CTranslate2 (")
-    assert result.stderr.endswith("; remove it, and export again\n")
+    assert result.stderr.endswith("; remove it, and convert or export the model again\n")
 
 
 @pytest.mark.parametrize(

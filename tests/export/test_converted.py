@@ -252,6 +252,20 @@ def test_damaged_files_are_named(folder, name, content, message):
     assert refused(folder).startswith(f"FOLDER/{message}")
 
 
+@pytest.mark.parametrize("change", [lambda tokens: tokens[:-1], lambda tokens: [*tokens, "new"]])
+def test_a_vocabulary_of_another_size_is_refused(folder, change):
+    # CTranslate2 loads it, and raises ValueError at the first token without a name.
+    file = folder / "shared_vocabulary.json"
+    tokens = json.loads(file.read_text())
+    write_json(file, change(tokens))
+    message = refused(folder)
+    assert message == (
+        "FOLDER/model.bin: encoder/embeddings_0/weight: must have a row for each of the "
+        f"{len(change(tokens))} tokens of the vocabulary (({len(tokens)}, 12)); "
+        "convert or export the model again"
+    )
+
+
 def test_what_it_does_not_have_is_refused(folder, tformer):
     with pytest.raises(TformerError) as raised:
         Translator.load(folder, checkpoint="400")

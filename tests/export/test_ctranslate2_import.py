@@ -608,5 +608,5 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path):
     (message,) = refused(write(made, tmp_path / "folder"))
     assert message == (
         "FOLDER/model.bin: holds numbers that are not finite in 1 of its weights "
-        "(encoder.layers.0.feedforward.up.weight); convert the model again"
+        "(encoder.layers.0.feedforward.up.weight); convert or export the model again"
     )

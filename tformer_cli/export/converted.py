@@ -14,7 +14,12 @@ from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions, NoPositions
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.ctranslate2_file import CONVERT_AGAIN, summarize_weights
+from tformer_cli.export.ctranslate2_file import (
+    CONVERT_AGAIN,
+    EMBEDDINGS,
+    StoredModel,
+    summarize_weights,
+)
 from tformer_cli.export.marian_settings import Languages, read_languages
 from tformer_cli.export.settings import (
     LANGUAGES_FILE,
@@ -99,6 +104,22 @@ def read_side_files(folder: Path) -> SideFiles:
     adds_eos = settings_of(folder).get("add_source_eos", False)
     source_eos = bool(adds_eos) or lacks_source_eos(folder)
     return SideFiles(tokenizers, (source_tokens, target_tokens), source_eos)
+
+
+def check_vocabularies(folder: Path) -> None:
+    """Refuse vocabularies that have more or fewer tokens than the weights have rows.
+
+    CTranslate2 loads them, and fails when it chooses a token without a name.
+
+    Raises:
+        CheckpointError: they are such, or damaged.
+    """
+    stored = StoredModel(folder / EXPORT_FILE)
+    files = _side_files(folder, VOCABULARY_FILES, "vocabulary")
+    for table, file in zip(EMBEDDINGS.values(), files, strict=True):
+        # Older converters called the table of sources otherwise.
+        if table in stored:
+            stored.check_rows(table, _tokens(file))
 
 
 def lacks_source_eos(folder: Path) -> bool:

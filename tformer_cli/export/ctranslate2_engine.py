@@ -22,7 +22,8 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.corpus.prefetch import delayed
 from tformer_cli.errors import CheckpointError, Problem, UsageError
-from tformer_cli.export.converted import lacks_source_eos
+from tformer_cli.export.converted import check_vocabularies, lacks_source_eos
+from tformer_cli.export.ctranslate2_file import CONVERT_AGAIN
 from tformer_cli.extras import package
 from tformer_cli.process import num_threads
 from tformer_cli.search.engine import (
@@ -120,6 +121,7 @@ class CTranslate2Engine(Engine):
         self.keeps_source_eos = lacks_source_eos(folder)
         self.num_threads = num_threads()
         self.translator = self._load(inter_threads=self.num_threads, intra_threads=1)
+        check_vocabularies(folder)
         # CTranslate2's objects for a sentence alone, by their number of threads.
         self.single = {1: self.translator}
         self.trials = Trials((1, min(self.num_threads, MAX_SINGLE_THREADS)))
@@ -143,7 +145,7 @@ class CTranslate2Engine(Engine):
             )
         except (RuntimeError, ValueError) as error:
             what = "cannot be loaded by CTranslate2"
-            remedy = "remove it, and export again"
+            remedy = f"remove it, and {CONVERT_AGAIN}"
             raise CheckpointError(str(self.folder), what, got=str(error), remedy=remedy) from None
 
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:

@@ -7,7 +7,7 @@ and bytes; then aliases, which are further names of variables.
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
@@ -23,7 +23,12 @@ STORED_DTYPES = {"bfloat16": "uint16"}
 EXACT: Quantization = "float32"
 REDUCED: tuple[Quantization, ...] = ("int8", "float16", "bfloat16")
 POSITION_ENCODINGS = "position_encodings/encodings"
-CONVERT_AGAIN = "convert the model again"
+# Of tokens, by side.
+EMBEDDINGS = {
+    "encoder": "encoder/embeddings_0/weight",
+    "decoder": "decoder/embeddings/weight",
+}
+CONVERT_AGAIN = "convert or export the model again"
 
 Number = TypeVar("Number", int, float)
 
@@ -111,6 +116,13 @@ class StoredModel:
         if not math.isfinite(value):
             raise self.error(name, "must be finite", str(value))
         return kind(value)
+
+    def check_rows(self, name: str, tokens: Sequence[str]) -> None:
+        """Raise CheckpointError unless a table has a row for each token."""
+        shape = self.shape(name)
+        if shape[0] != len(tokens) or len(shape) != 2:
+            what = f"must have a row for each of the {len(tokens)} tokens of the vocabulary"
+            raise self.error(name, what, str(shape))
 
     def error(self, name: str, what: str, got: str | None = None) -> CheckpointError:
         """Return the error of a variable."""

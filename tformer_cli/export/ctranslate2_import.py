@@ -18,13 +18,17 @@ from torch import Tensor
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.export.converted import START, converted_config, read_side_files, settings_of
-from tformer_cli.export.ctranslate2_file import CONVERT_AGAIN, POSITION_ENCODINGS, StoredModel
+from tformer_cli.export.ctranslate2_file import (
+    CONVERT_AGAIN,
+    EMBEDDINGS,
+    POSITION_ENCODINGS,
+    StoredModel,
+)
 from tformer_cli.export.ctranslate2_network import (
     HEAD_NORMS,
     MEMORY_PROJECTION,
     NORMS,
     check_all_read,
-    embeddings_scope,
     layer_scopes,
     linear_layers,
     read_network,
@@ -85,7 +89,7 @@ class Reader:
         factors = []
         for side, stack, rows in zip(SIDES, self.model.stacks(), ids, strict=True):
             factors.append(self._scale(side) / stack.embeddings.scale / self._alpha(stack))
-            tokens = self._table(f"{embeddings_scope(side)}/weight", rows)
+            tokens = self._table(EMBEDDINGS[side], rows)
             weights[f"{side}.embeddings.tokens.weight"] = _times(tokens, factors[-1])
             weights |= self._stack(side, stack)
         scale = self.config.output_scale or 1.0
@@ -277,7 +281,7 @@ def _read_foreign(folder: Path, stored: StoredModel) -> TrainedModel:
         source_eos=side_files.source_eos,
     )
     ids = [
-        _theirs(tokens, side, stored, embeddings_scope(name))
+        _theirs(tokens, side, stored, EMBEDDINGS[name])
         for name, tokens, side in zip(
             SIDES, side_files.tokens, (tokenizers.source, tokenizers.target), strict=True
         )
@@ -291,7 +295,7 @@ def _read_foreign(folder: Path, stored: StoredModel) -> TrainedModel:
 
 def _ties(stored: StoredModel, *, is_shared: bool) -> Literal["none", "output", "all"]:
     """Return which tables of tokens are the same."""
-    source, target = (f"{embeddings_scope(side)}/weight" for side in SIDES)
+    source, target = (EMBEDDINGS[side] for side in SIDES)
     if not _are_equal(stored, target, f"{PROJECTION}/weight"):
         return "none"
     are_scaled_alike = stored.number("encoder/scale_embeddings", float, -1.0) == stored.number(
@@ -306,15 +310,12 @@ def _are_equal(stored: StoredModel, first: str, second: str) -> bool:
     return same_shape and np.array_equal(stored.array(first), stored.array(second))
 
 
-def _theirs(tokens: Sequence[str], ours: Tokenizer, stored: StoredModel, scope: str) -> Tensor:
+def _theirs(tokens: Sequence[str], ours: Tokenizer, stored: StoredModel, table: str) -> Tensor:
     """Return their ids (n,) of our tokens, -1 of those that they do not have."""
-    shape = stored.shape(f"{scope}/weight")
-    if shape[0] != len(tokens) or len(shape) != 2:
-        what = f"must have a row for each of the {len(tokens)} tokens of the vocabulary"
-        raise stored.error(f"{scope}/weight", what, str(shape))
+    stored.check_rows(table, tokens)
     ids = {token: number for number, token in enumerate(tokens)}
     if len(ids) < len(tokens):
-        raise stored.error(f"{scope}/weight", "is of a vocabulary with a token twice")
+        raise stored.error(table, "is of a vocabulary with a token twice")
     return torch.tensor([ids.get(token, -1) for token in ours.tokens(range(ours.size))])
 
 

@@ -18,7 +18,7 @@ from tformer_cli.config.schema.model import (
     T5Positions,
 )
 from tformer_cli.errors import ConfigError, Problem
-from tformer_cli.export.ctranslate2_file import POSITION_ENCODINGS, StoredModel
+from tformer_cli.export.ctranslate2_file import EMBEDDINGS, POSITION_ENCODINGS, StoredModel
 from tformer_cli.export.weights import SIDES, interleave
 from tformer_cli.model.blocks.embeddings import SinusoidalEncoding
 
@@ -161,11 +161,6 @@ def layer_scopes(stored: StoredModel, side: str) -> list[str]:
     return [f"{side}/layer_{number}" for number in range(len(numbers))]
 
 
-def embeddings_scope(side: str) -> str:
-    """Return the scope of the token embeddings of a side."""
-    return "encoder/embeddings_0" if side == "encoder" else "decoder/embeddings"
-
-
 def _side(stored: StoredModel, side: str) -> dict[str, Any]:
     """Return the settings of a side; all its layers have equal ones."""
     layers = layer_scopes(stored, side)
@@ -182,7 +177,7 @@ def _side(stored: StoredModel, side: str) -> dict[str, Any]:
                 raise stored.error(f"{layer}/{block}/{key}", what, str(value))
     num_heads = stored.number(f"{side}/num_heads", int, 8)
     kv_heads = settings.pop("num_heads_kv")
-    dim = stored.shape(f"{embeddings_scope(side)}/weight")[-1]
+    dim = stored.shape(EMBEDDINGS[side])[-1]
     head_dim = settings.pop("head_dim")
     if num_heads < 1 or (head_dim or dim // num_heads) * num_heads != dim:
         raise stored.error(f"{side}/num_heads", f"must divide {dim}, the width", str(num_heads))
