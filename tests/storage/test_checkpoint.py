@@ -140,7 +140,7 @@ def test_weights_in_another_number_format_are_refused(saved, dtype):
     save_file(weights | {name: weights[name].to(dtype)}, saved / MODEL_FILE)
     assert message(load_weights, saved, model(1)) == (
         f"{saved / MODEL_FILE}: holds 1 of its weights in an unsupported dtype "
-        f"({str(dtype)[6:]} for {name}); use another checkpoint"
+        f"({str(dtype)[6:]} for {name}); restore the file, or use another checkpoint"
     )
 
 
@@ -206,7 +206,8 @@ def test_weights_that_are_not_finite_are_refused(saved, number):
         load_weights(saved, model(1))
     assert str(caught.value) == (
         f"{saved / MODEL_FILE}: holds numbers that are not finite in 1 of its weights "
-        "(decoder.layers.0.self_attention.query.weight); use another checkpoint"
+        "(decoder.layers.0.self_attention.query.weight); restore the file, or use another "
+        "checkpoint"
     )
 
 
@@ -227,7 +228,8 @@ def test_a_cut_file_is_refused(saved):
     file.write_bytes(file.read_bytes()[:-10])
     assert message(load_weights, saved, model(1)) == (
         f"{file}: is damaged or cut short (Error while deserializing header: "
-        "incomplete metadata, file not fully covered); use another checkpoint"
+        "incomplete metadata, file not fully covered); restore the file, or use another "
+        "checkpoint"
     )
 
 
@@ -312,5 +314,5 @@ def test_tensors_are_not_read_from_a_pipe(tmp_path):
         list(read_tensors(tmp_path / MODEL_FILE))
     assert str(caught.value) == (
         f"{tmp_path}/{MODEL_FILE}: is damaged or cut short (no regular file); "
-        "use another checkpoint"
+        "restore the file, or use another checkpoint"
     )

@@ -238,7 +238,7 @@ def test_weights_that_the_checksums_do_not_name_have_no_fingerprint(run, tformer
         _ = files.fingerprint
     assert str(caught.value) == (
         f"{files.directory}: is incomplete: SHA256SUMS is missing or damaged; "
-        "use another checkpoint"
+        "restore the file, or use another checkpoint"
     )
     result = tformer("translate", run.path, "abc")
     assert result.exit_code == 2

@@ -168,6 +168,15 @@ def test_notes_that_no_export_writes_are_refused(export, notes, what):
     assert str(raised.value).startswith(f"{export / 'tformer.json'}: {what}")
 
 
+def test_an_export_that_lost_its_notes_is_no_run_without_a_checkpoint(export):
+    (export / "tformer.json").unlink()
+    with pytest.raises(TformerError) as raised:
+        Translator.load(export)
+    message = str(raised.value)
+    assert message.startswith(f"{export / 'tformer.json'}: is not what tformer export has written")
+    assert message.endswith("; export the model again")
+
+
 def test_an_export_beside_a_changed_config_is_refused(export):
     config = export / "config.yaml"
     config.write_text(config.read_text().replace("num_heads: 2", "num_heads: 4"))

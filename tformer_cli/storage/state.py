@@ -30,7 +30,7 @@ MAX_SHOWN_CHARACTERS = 60
 # safetensors writes metadata entries in any order, so one entry holds all notes.
 NOTES_KEY = "tformer"
 RESTORE_CONFIG = "restore the config.yaml that the run was trained with"
-ANOTHER_CHECKPOINT = "use another checkpoint"
+ANOTHER_CHECKPOINT = "restore the file, or use another checkpoint"
 # What every format has.
 REQUIRED_KEYS = {
     *("step", "data_position", "best_step", "best_score"),

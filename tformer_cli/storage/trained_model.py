@@ -156,7 +156,7 @@ def _notes(run: RunDirectory) -> dict[str, str] | None:
     weights, notes_file = run.path / MODEL_FILE, run.path / EXPORT_NOTES_FILE
     if weights.is_file():
         return dict(read_notes(weights))
-    if not notes_file.is_file():
+    if not notes_file.is_file() and not (run.path / EXPORT_FILE).is_file():
         return None
     try:
         notes = read_json(notes_file)
