@@ -25,7 +25,13 @@ from tformer_cli.config.schema.model import (
     T5Positions,
     YarnScaling,
 )
-from tformer_cli.config.schema.text import ParallelText, PlainText, PlainTrainingText, TrainingText
+from tformer_cli.config.schema.text import (
+    PairsFile,
+    ParallelText,
+    PlainText,
+    PlainTrainingText,
+    TrainingText,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.config.schema.training import (
     AdamWConfig,
@@ -49,6 +55,22 @@ MASKED = Config(
 )
 NO_LENGTH = FilterConfig(max_length=0)
 NO_RATIO = FilterConfig(max_ratio=0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (ParallelText, ("source", "target")),
+        (TrainingText, ("source", "target")),
+        (PairsFile, ("pairs",)),
+        (PlainText, ("text",)),
+        (PlainTrainingText, ("text",)),
+    ],
+)
+def test_texts_take_strings_for_paths(kind, keys):
+    named = kind(**{key: f"{key}.en" for key in keys})
+    assert named == kind(**{key: Path(f"{key}.en") for key in keys})
+    assert [file.name for file in named.files.values()] == [f"{key}.en" for key in keys]
 
 
 IDLE = "must be left out with model.kind masked_encoder, which does not translate"

@@ -17,6 +17,11 @@ class TextFiles:
 
     __slots__ = ()
 
+    def __post_init__(self) -> None:
+        # A caller in Python may name files by strings.
+        for key, file in self.files.items():
+            object.__setattr__(self, key, Path(file))
+
     @property
     def files(self) -> dict[str, Path]:
         """The files by key."""
