@@ -426,6 +426,8 @@ pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 PAIRS = [(f"the Dog {i} sleeps, ok", f"der Hund {i} schläft, gut") for i in range(30)]
 BEAM = BeamConfig(beam_size=5, max_length=15)
 LINE = "Ｔhe Dog 'sleeps' ok: 漢\\"
+# Two code points, of which lowercase and then NFKC makes one.
+CARON = "the J\u030cog sleeps"
 
 
 def learned(config) -> Tokenizers:
@@ -467,7 +469,7 @@ def known(tokenizers: Tokenizers):
     return trained(model.eval(), tokenizers, config)
 
 
-@pytest.mark.parametrize("line", [LINE, f">>de<<{LINE}"], ids=["plain", "code"])
+@pytest.mark.parametrize("line", [LINE, f">>de<<{LINE}", CARON], ids=["plain", "code", "caron"])
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_example_in_python_prints_the_translation(kind, line, tmp_path, monkeypatch):
     model, form = known(TOKENIZERS[kind]()), CTranslate2Format()

@@ -178,6 +178,9 @@ def token_code(
         line_code = f'unicodedata.normalize("NFKC", {line_code})'
     if source.normalizer.lowercase:
         line_code = f"{line_code}.lower()"
+        if source.normalizer.nfkc:
+            # As in `Normalizer`.
+            line_code = f'unicodedata.normalize("NFKC", {line_code})'
     models = ""
     if source.kind == "char":
         tokens = f"list({line_code})"
