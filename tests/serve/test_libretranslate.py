@@ -38,6 +38,16 @@ def test_line_breaks_stay(server, translator, end):
     assert answer == {"translatedText": f"{first}{end}{end}{second}{end}"}
 
 
+def test_lines_of_whitespace_are_not_searched(server, translator):
+    first, second = translator.translate(["ab cd", "e"])
+    many = "\n" * 40
+    texts = [f"{many}ab cd\n \t\ne", many, " "]
+    answer = server.post("/translate", q=texts, **LANGUAGES).json()
+    assert answer == {"translatedText": [f"{many}{first}\n\n{second}", many, ""]}
+    assert server.queue.num_lines == 2
+    assert server.post("/translate", q=" ", **LANGUAGES).json() == {"translatedText": ""}
+
+
 @pytest.mark.parametrize("number", [3, "3"])
 def test_alternatives_are_the_next_best_translations(server, translator, number):
     (expected,) = translator.nbest(["ab cd"], 4, decoding=SearchOptions(4))

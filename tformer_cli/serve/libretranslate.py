@@ -17,8 +17,8 @@ from tformer_cli.serve.refusal import NotOffered, Unprocessable, refusal_answer,
 from tformer_cli.serve.schema import problems
 from tformer_cli.serve.service import Limits, Service
 from tformer_cli.translate.options import SearchOptions
+from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.preprocess import InputLine
-from tformer_cli.translate.translator import TranslatedLine
 
 _LINE_END = re.compile(r"(\r\n?|\n)")  # browsers send forms with CRLF
 
@@ -71,12 +71,17 @@ class LibreTranslateApi:
         is_list = isinstance(fields["q"], list)
         # Lines, with the end of each but the last between them.
         texts = [_LINE_END.split(text) for text in (fields["q"] if is_list else [fields["q"]])]
-        lines = [InputLine(line) for text in texts for line in text[::2]]
+        # A line of whitespace has an empty translation, and a text may have many.
+        lines = [InputLine(line) for text in texts for line in text[::2] if line.strip()]
         options = JobOptions(decoding, direction, count, others={"scored": count > 1})
         job = TranslationJob(lines, options)
         translated = iter(await self.service.translate(request, queue, job, deadline))
         answers = [
-            distinct_texts([next(translated) for _ in text[::2]], text[1::2]) for text in texts
+            distinct_texts(
+                [next(translated).translations if line.strip() else () for line in text[::2]],
+                text[1::2],
+            )
+            for text in texts
         ]
         content: dict[str, Any] = {"translatedText": [best for best, *_ in answers]}
         if count > 1:
@@ -125,16 +130,16 @@ def with_candidates(config: Config, count: int) -> DecodingConfig:
     return SearchOptions(beam_size=count).apply(config)
 
 
-def distinct_texts(lines: Sequence[TranslatedLine], ends: Sequence[str]) -> list[str]:
+def distinct_texts(lines: Sequence[Sequence[Translation]], ends: Sequence[str]) -> list[str]:
     """Return the translations of a text of several lines, best first, each once.
 
     Translation i of the text has the translations i of its lines, or the last ones they have, with
-    the line ends between them.
+    the line ends between them. A line without translations is empty.
     """
-    count = max(len(line.translations) for line in lines)
+    count = max(map(len, lines)) or 1
     texts = (
         "".join(
-            line.translations[min(rank, len(line.translations) - 1)].text + end
+            (line[min(rank, len(line) - 1)].text if line else "") + end
             for line, end in zip(lines, (*ends, ""), strict=True)
         )
         for rank in range(count)
