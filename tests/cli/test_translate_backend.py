@@ -89,6 +89,12 @@ def test_auto_exports_once_says_so_and_translates_alike(run, tformer):
     assert first.stdout == again.stdout == expected.stdout
 
 
+def test_a_wrong_language_is_refused_before_anything_is_exported(run, tformer):
+    result = tformer("translate", run, "ab", "--to", "xx")
+    assert result.stderr == ("--to: is no target language of the model (xx); choose from: target\n")
+    assert not (run / "exports").exists()
+
+
 def test_auto_starts_without_torch(toy_run):
     code = (
         "import sys\n"

@@ -210,6 +210,8 @@ class Translator:
             what = f'has no effect on `long_lines="{long_lines}"`'
             got = str(max_sentences)
             raise UsageError("`max_source_sentences`", what, got=got, remedy=LEAVE_ONE_OUT)
+        # A wrong language is refused before an export is written.
+        TranslationDirection.first(files.config.data, files.tokenizers).into(to, source_language)
         options = checkpoint, device, precision, backend, quantization, workers
         loaded = load_engine(runs, files, *options, log=log)
         rated = cache(partial(load_confidence, files, log))
@@ -341,6 +343,8 @@ class Translator:
         whether lines may have required phrases; `on_draft` is called with the index of a line in
         its window and its translation so far, which may change. All else is as for `nbest`.
         """
+        # Each is read more than once, and may be an iterator.
+        tags, banned, keep = tuple(tags), tuple(banned), tuple(keep)
         if aligned and self.load_aligner is None:
             what = "needs a translator that has an aligner"
             raise UsageError("`aligned`", what, remedy="leave it out")
