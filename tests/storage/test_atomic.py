@@ -1,10 +1,12 @@
 import errno
 import fcntl
+import json
 import os
 import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from killing import Killed, cut_short
 
@@ -16,6 +18,7 @@ from tformer_cli.storage.atomic import (
     new_directory,
     recover_interrupted_writes,
     remove_directory,
+    write_json,
     write_text,
 )
 
@@ -360,3 +363,10 @@ def test_a_whole_directory_may_have_folders_in_it(tmp_path):
         (temporary / "inner" / "most" / "file").write_text("1")
     assert (tmp_path / "run" / "inner" / "most" / "file").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
+    # As of `evaluate(run, decoding=BeamConfig(beam_size=sizes[0]))`.
+    write_json(tmp_path / "x.json", {"beam_size": np.int64(4), "length_penalty": np.float32(0.5)})
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert written == {"beam_size": 4, "length_penalty": 0.5}

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import operator
 import os
 import re
 import shutil
@@ -162,7 +163,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file in UTF-8 atomically; the names of files need not be UTF-8."""
-    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    # A number that a caller gives may be numpy's.
+    number = operator.methodcaller("item")
+    text = json.dumps(content, ensure_ascii=False, indent=2, default=number) + "\n"
     with atomic_write(path) as temporary:
         # A surrogate, which stands for another byte, is escaped as in JSON.
         temporary.write_bytes(text.encode(errors="backslashreplace"))
