@@ -18,18 +18,22 @@ from tformer_cli import (
     BeamConfig,
     Config,
     GreedyConfig,
+    ParallelText,
     Problem,
     SearchOptions,
     TformerError,
     Translator,
     build_vocabulary,
+    clean,
     compare,
     evaluate,
+    extract_phrases,
     load_config,
     report_vocabulary,
     train,
 )
 
+TEXT = ParallelText(source=Path("a.en"), target=Path("a.de"))
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 # What the package is built on takes a type checker minutes, and none of it is ours.
 FOREIGN = ["torch", "numpy", "sacrebleu", "sentencepiece", "torchtext", "tqdm", "typer", "yaml"]
@@ -179,6 +183,22 @@ def test_a_vocabulary_is_reported_as_the_command_prints_it(tmp_path, tformer):
         (
             lambda run: compare([run, run / "config.yaml"], metrics=[]),
             "`metrics`: needs at least one metric; name bleu or chrf",
+        ),
+        (
+            lambda run: evaluate(run, decoding=SearchOptions(settings="decoding.beam_size=2")),
+            "`settings`: must be a list of texts (a text); put brackets around it",
+        ),
+        (
+            lambda run: clean(TEXT, "x", languages=("en", "de"), held_out="test.en"),
+            "`held_out`: must be a list of texts (a text); put brackets around it",
+        ),
+        (
+            lambda run: clean(TEXT, "x", languages="en"),
+            "`languages`: must be a list of texts (a text); put brackets around it",
+        ),
+        (
+            lambda run: extract_phrases(TEXT, "x", languages="en"),
+            "`languages`: must be a list of texts (a text); put brackets around it",
         ),
         (
             lambda run: Translator.load(run).translate(["a"], decoding={"kind": "beam"}),

@@ -690,6 +690,15 @@ def test_the_best_translation_is_asked_for_all_that_several_are(translator):
     assert [[decode(ids) for ids in one.required] for one in requests] == [["d", "be"], ["ef"]]
 
 
+def test_iterators_count_as_lists(translator):
+    options = {"decoding": BEAM, "required": [iter(["d"])], "banned": iter(["fe"])}
+    assert required(translator, ["ab"], **options) == [["d"]]
+    (request,) = translator.engine.requests
+    assert [translator.tokenizers.target.decode(ids) for ids in request.banned] == ["fe"]
+    (best,) = translator.translate(["ab 12"], keep=iter(["numbers"]))
+    assert "12" in best
+
+
 def test_a_phrase_has_no_space_before_it_in_a_language_without_whitespace():
     lines = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
     config = SubwordConfig(vocab_size=300)

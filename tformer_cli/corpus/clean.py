@@ -38,6 +38,7 @@ from tformer_cli.corpus.filters import (
 from tformer_cli.corpus.lines import read_errors, read_lines
 from tformer_cli.corpus.prefetch import chunks, map_in_processes
 from tformer_cli.corpus.reader import read_texts, text_changed
+from tformer_cli.errors import reject_str
 from tformer_cli.process import num_cores
 from tformer_cli.storage.atomic import file_checksum, open_atomic
 from tformer_cli.storage.outputs import check_outputs, output_files
@@ -106,6 +107,7 @@ def clean(
     Raises:
         TformerError: a file is unusable, or the record was begun from something else.
     """
+    reject_str(languages=languages, held_out=held_out)
     if isinstance(text, PairsFile) and text.languages is None:
         text = replace(text, languages=languages)
     files = [Path(file) for file in held_out]

@@ -12,7 +12,7 @@ from pathlib import Path
 from tformer_cli.config.schema.text import Bitext, Direction, PairsFile, TrainingText
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.word_alignment import Links, align_words
-from tformer_cli.errors import DataError, check_positive
+from tformer_cli.errors import DataError, check_positive, reject_str
 from tformer_cli.storage.atomic import open_atomic
 from tformer_cli.storage.outputs import check_outputs, output_files
 from tformer_cli.text.language import side_names
@@ -89,6 +89,7 @@ def extract_phrases(
     Raises:
         TformerError: a file is unusable, has no phrase pairs, or is too large to be aligned.
     """
+    reject_str(languages=languages)
     files = output_files(output, side_names(languages))
     check_outputs(list(text.files.values()), files)
     phrases, num_pairs = find_phrases(text, languages, max_words=max_words, on_done=on_done)

@@ -16,7 +16,14 @@ from tformer_cli.config.schema.decoding import (
     SearchConfig,
 )
 from tformer_cli.config.schema.fields import checked
-from tformer_cli.errors import ConfigError, Problem, UsageError, check_choice, check_positive
+from tformer_cli.errors import (
+    ConfigError,
+    Problem,
+    UsageError,
+    check_choice,
+    check_positive,
+    reject_str,
+)
 from tformer_cli.text.segments import Terminology
 
 # Default number of samples.
@@ -49,6 +56,7 @@ class SearchOptions:
             ConfigError: a change breaks a rule.
             UsageError: changes contradict each other, or a length penalty has no effect.
         """
+        reject_str(settings=self.settings)
         own = config.decoding if self.beam_size is None else _with_beam(config, self.beam_size)
         search = changed_decoding(replace(config, decoding=own), self.settings)
         beam_size = {"greedy": 1}.get(search.kind, getattr(search, "beam_size", None))

@@ -72,7 +72,7 @@ def input_lines(
 def _with_phrases(pairs: Iterable[tuple[InputLine, Sequence[str]]]) -> Iterator[InputLine]:
     for index, (line, phrases) in enumerate(pairs):
         reject_str(**{f"required[{index}]": phrases})
-        yield line._replace(phrases=phrases)
+        yield line._replace(phrases=tuple(phrases))
 
 
 def one_each(
