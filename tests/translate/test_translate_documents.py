@@ -179,6 +179,27 @@ def test_tags_around_kept_spans_and_behind_them_are_carried(source, target):
     assert (around, lost) == ({"<a>": spans["a"], "<b>": spans["b"], "<i>": "JETZT"}, [])
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "links"),
+    [
+        ("<b>{name} now</b> go.", "JETZT {name}, LOS.", ((0, 1), (1, 0), (2, 2))),
+        ("go <b>now {name}</b>", "LOS {name} JETZT", ((0, 0), (1, 2), (2, 1))),
+        ("go <b>now</b> on", "LOS {name} ON", ((0, 0), (1, 1), (2, 2))),
+    ],
+)
+def test_no_tag_divides_a_kept_span(source, target, links):
+    start, end = source.index("<b>"), source.index("</b>") - len("<b>")
+    text = source.replace("<b>", "").replace("</b>", "")
+    segment = Segment(text, (Tag(start, end, "<b>", "</b>"),))
+    part = translation(target, text, links)
+    kept = KeptSpans.of(["placeholders"])
+    carried, lost = carry_tags(segment, *joined(text, [(0, len(text))], [part], " ", kept))
+    (tag,) = carried.tags
+    assert "{name}" in carried.text[tag.start : tag.end]
+    # Other punctuation stays outside of a tag that ends with a word.
+    assert (carried.text[tag.end : tag.end + 1] == ",", lost) == ("," in target, [])
+
+
 def test_a_repaired_page_keeps_its_links(tmp_path):
     class Repairing(Shouting):
         def _one(self, text, aligned):

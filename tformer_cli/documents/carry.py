@@ -15,6 +15,7 @@ class Alignment(NamedTuple):
     source: Sequence[Offsets]
     target: Sequence[Offsets]
     links: Collection[tuple[int, int]]  # (source word, target word)
+    kept: Sequence[Offsets] = ()  # spans of the translation that stay whole, such as `{name}`
 
 
 def carry_tags(
@@ -38,7 +39,8 @@ class _Carrier:
     def __init__(self, segment: Segment, translation: str, alignment: Alignment) -> None:
         self.segment = segment
         self.translation = translation
-        self.source, self.target, self.links = alignment
+        self.source, self.target, self.links, kept = alignment
+        self.kept = {position for start, end in kept for position in range(start, end)}
         self.targets = defaultdict[int, set[int]](set)
         for source, target in self.links:
             self.targets[source].add(target)
@@ -85,7 +87,20 @@ class _Carrier:
         if len(words) == 1 and within >= 0:
             # A part of a word, such as the index of a formula.
             return within, within + tag.end - tag.start
-        return _trimmed(self.translation, start, end, text[tag.start], text[tag.end - 1])
+        return self._trimmed(start, end, text[tag.start], text[tag.end - 1])
+
+    def _trimmed(self, start: int, end: int, first: str, last: str) -> Offsets:
+        """Return a span without punctuation at an end where the source has a word.
+
+        Punctuation of what stays whole is no such.
+        """
+        characters = enumerate(self.translation[start:end], start)
+        inner = [character.isalnum() or position in self.kept for position, character in characters]
+        if not any(inner):
+            return start, end
+        left = inner.index(True) if first.isalnum() else 0
+        right = inner[::-1].index(True) if last.isalnum() else 0
+        return start + left, end - right
 
     def _longest_run(self, words: range, outer: Tag, taken: Collection[int]) -> list[int]:
         """Return the target words aligned to `words` in the longest run without any of others."""
@@ -127,13 +142,3 @@ class _Carrier:
 
 def _bounds(spans: Sequence[Offsets]) -> tuple[list[int], list[int]]:
     return [start for start, _ in spans], [end for _, end in spans]
-
-
-def _trimmed(text: str, start: int, end: int, first: str, last: str) -> Offsets:
-    """Return a span without punctuation at an end where the source begins, or ends, with a word."""
-    inner = [character.isalnum() for character in text[start:end]]
-    if not any(inner):
-        return start, end
-    left = inner.index(True) if first.isalnum() else 0
-    right = inner[::-1].index(True) if last.isalnum() else 0
-    return start + left, end - right

@@ -173,7 +173,9 @@ def joined(
         target += [(len(result) + first, len(result) + last) for first, last in new_words]
         result += translation.text
         position = end
-    return result + text[position:], Alignment(source, target, links)
+    result += text[position:]
+    whole = [(span.start, span.end) for span in kept.find(result)]
+    return result, Alignment(source, target, links, whole)
 
 
 def _aligned_words(
