@@ -9,7 +9,7 @@ from text.test_subword import PLAIN
 from text.test_symbol import learned_characters
 from text.test_symbol import tokenizer as word_tokenizer
 
-from tformer_cli.errors import DataError
+from tformer_cli.errors import DataError, UsageError
 from tformer_cli.text.segments import (
     Terminology,
     aligned_units,
@@ -345,6 +345,19 @@ def test_a_line_that_is_no_term_is_named(line):
     assert str(caught.value) == (
         f"terms.tsv:3: must be a source term, a tab and a target term ({line!r})"
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        (["cat\tKatze", "dog\tH\udcfcnd"], "terms.tsv:2: is not UTF-8"),
+        ("dog\tHund", "`lines`: must"),
+    ],
+)
+def test_terms_that_are_no_lines_of_text_are_refused(lines, where):
+    with pytest.raises(UsageError) as caught:
+        Terminology(lines, "terms.tsv", source_language="en")
+    assert str(caught.value).startswith(where)
 
 
 def test_a_second_translation_is_refused():

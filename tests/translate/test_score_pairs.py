@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.errors import DataError
+from tformer_cli.errors import DataError, UsageError
 from tformer_cli.text.special_tokens import EOS_ID, UNK_ID
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.translate import score as score_module
@@ -58,6 +58,13 @@ def test_lines_of_whitespace_keep_their_position(tokenizers):
     assert [pair.tokens for pair in found] == [("A", "</s>"), ("</s>",), ("</s>",)]
     assert [len(source) for source, _ in scorer.calls[0]] == [0, 0, 2]
     assert [(pair.source, pair.target) for pair in found] == [("", "A"), (" \t", ""), ("a", "  ")]
+
+
+@pytest.mark.parametrize(("pair", "where"), [(("\udcfc", "A"), "a"), (("ab", "\ud800"), "b")])
+def test_a_text_that_is_no_utf_8_is_named(tokenizers, pair, where):
+    pairs = score_pairs(ByLength(), tokenizers, [("ab", "BA"), pair], names=("a", "b"))
+    with pytest.raises(UsageError, match=f"^{where}:2: is not UTF-8"):
+        list(pairs)
 
 
 def test_the_language_of_a_translation_is_given(tokenizers):

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tformer_cli.errors import DataError
+from tformer_cli.errors import DataError, check_utf8, reject_str
 from tformer_cli.text.language import base_language
 from tformer_cli.text.special_tokens import NUM_SPECIAL
 from tformer_cli.text.tokenizer import Tokenizer
@@ -269,11 +269,14 @@ class Terminology:
 
         Raises:
             DataError: a line is something else, or gives a term a second translation.
+            UsageError: a line is not UTF-8, or a text stands for the lines.
         """
+        reject_str(lines=lines)
         self.targets: dict[str, str] = {}
         self._whole_words = word_separator(source_language) != ""
         line_numbers: dict[str, int] = {}
         for number, line in enumerate(lines, start=1):
+            check_utf8(f"{name}:{number}", line)
             if not line.strip():
                 continue
             parts = [part.strip() for part in line.split("\t")]

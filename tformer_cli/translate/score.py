@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.store_builder import too_long_error
-from tformer_cli.errors import Problem
+from tformer_cli.errors import Problem, check_utf8
 from tformer_cli.search.engine import Scorer
 from tformer_cli.text.special_tokens import EOS_ID
 from tformer_cli.text.tokenizer import Tokenizers, with_eos
@@ -65,9 +65,15 @@ def score_pairs(
         target_tags: ids that each target begins with.
         on_done: called with the number of pairs whenever some are scored.
         on_warning: called for each pair with a side of more than `MAX_TOKENS`, which has no score.
+
+    Raises:
+        UsageError: a text is not UTF-8.
     """
     number = 1
     for window in chunks(pairs, WINDOW_PAIRS):
+        for line, pair in enumerate(window, start=number):
+            for name, text in zip(names, pair, strict=True):
+                check_utf8(f"{name}:{line}", text)
         encoded = tokenizers.source.encode_batch([source for source, _ in window])
         sources = [[*tags, *ids] if ids else ids for ids in encoded]
         encoded = tokenizers.target.encode_batch([target for _, target in window])
