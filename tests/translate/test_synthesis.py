@@ -246,6 +246,24 @@ def test_an_export_teaches_as_its_run_does(make, teachers, tmp_path):
     assert {row["teacher"] for row in rows} == set(names)
 
 
+@pytest.mark.skipif(find_spec("ctranslate2") is None, reason="CTranslate2 is not installed")
+def test_what_an_export_cannot_do_is_refused_before_a_run_translates(make, teachers, tmp_path):
+    export_run(RunDirectory(Path(teachers[0])), tmp_path / "ct2", "ctranslate2", check_lines=3)
+    names = [teachers[1], str(tmp_path / "ct2")]
+    done: list[int] = []
+    for setting in ("decoding.kind=sample", "decoding.no_repeat_ngram_size=3"):
+        with pytest.raises(TformerError, match="has no exact counterpart in CTranslate2"):
+            make(
+                SHORT,
+                names,
+                backend="auto",
+                decoding=SearchOptions(settings=[setting]),
+                on_done=done.append,
+            )
+    assert done == []
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

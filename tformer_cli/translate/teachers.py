@@ -50,6 +50,11 @@ class Teachers:
         self.mbr = mbr
         self.searches = [resolve_search(decoding, each.config) for each in translators]
         self.num_hypotheses = [resolve_num_hypotheses(x, count, mbr) for x in self.searches]
+        # What the engine of a teacher cannot do is found before another one translates.
+        for each, search, number in zip(
+            translators, self.searches, self.num_hypotheses, strict=True
+        ):
+            each.engine.check((), search, number)
 
     @classmethod
     def load(
