@@ -112,6 +112,26 @@ def test_unigram_sampling_has_the_distribution_of_its_paper(unigram, word, alpha
     assert len(found) > 1
 
 
+def test_a_long_word_takes_time_in_proportion_to_its_characters(unigram, monkeypatch):
+    visited = []
+    pieces_at = UnigramSampling._pieces_at
+
+    def counted(self, word, start):
+        visited.append(start)
+        return pieces_at(self, word, start)
+
+    monkeypatch.setattr(UnigramSampling, "_pieces_at", counted)
+    sampler = UnigramSampling(unigram, 0.3)
+    # As of a language without whitespace.
+    ids = unigram.encode("thelowesttowerwasnewest" * 20)
+    count = sum(sampler.num_characters[i] for i in ids)
+    numbers = np.random.default_rng(3).random((2, count)).tolist()
+    for round_number, row in enumerate(numbers, start=1):
+        assert unigram.decode(sampler.sample(ids, iter(row))) == unigram.decode(ids)
+        # Each position for the sums, and again where a piece begins.
+        assert len(visited) <= 2 * count * round_number
+
+
 def samplers(bpe: SubwordTokenizer, unigram: SubwordTokenizer):
     return [(bpe, BpeDropout(bpe, 0.3)), (unigram, UnigramSampling(unigram, 0.3))]
 

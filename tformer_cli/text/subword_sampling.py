@@ -5,6 +5,7 @@ through states; every state says which choices it has and how probable they are.
 where they are visited, so a common word costs a few lookups.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -181,6 +182,9 @@ class UnigramSampling(SubwordSampler):
         super().__init__(tokenizer)
         self.alpha = alpha
         self.max_length = max(self.num_characters)
+        # Without whitespace between words one is a whole sentence, and each of its pieces needs
+        # the sums.
+        self._log_sums = functools.lru_cache(maxsize=1)(self._compute_log_sums)
 
     def first_pieces(self, word: str) -> tuple[int, ...]:
         return ()
@@ -189,29 +193,29 @@ class UnigramSampling(SubwordSampler):
         return (*pieces, piece)
 
     def choices(self, word: str, pieces: tuple[int, ...]) -> tuple[Choices, Sequence[float]]:
-        rest = word[sum(self.num_characters[i] for i in pieces) :]
-        if not rest:
+        start = sum(self.num_characters[i] for i in pieces)
+        if start == len(word):
             return [], ()
-        logs = self._log_sums(rest)
-        starts = list(self._pieces_at(rest, 0))
-        sums = accumulate(math.exp(weight + logs[end] - logs[0]) for _, end, weight in starts)
+        logs = self._log_sums(word)
+        nexts = list(self._pieces_at(word, start))
+        sums = accumulate(math.exp(weight + logs[end] - logs[start]) for _, end, weight in nexts)
         # Rounding must not leave a number above the last one.
         thresholds = (*list(sums)[:-1], 1.0)
-        return [(len(pieces), i) for i, _, _ in starts], thresholds
+        return [(len(pieces), i) for i, _, _ in nexts], thresholds
 
-    def _log_sums(self, rest: str) -> list[float]:
+    def _compute_log_sums(self, word: str) -> list[float]:
         """Return for each position the logarithm of the summed weights of what follows it."""
-        logs = [0.0] * (len(rest) + 1)
-        for start in reversed(range(len(rest))):
-            terms = [weight + logs[end] for _, end, weight in self._pieces_at(rest, start)]
+        logs = [0.0] * (len(word) + 1)
+        for start in reversed(range(len(word))):
+            terms = [weight + logs[end] for _, end, weight in self._pieces_at(word, start)]
             peak = max(terms)
             logs[start] = peak + math.log(sum(math.exp(term - peak) for term in terms))
         return logs
 
-    def _pieces_at(self, rest: str, start: int) -> Iterator[tuple[int, int, float]]:
+    def _pieces_at(self, word: str, start: int) -> Iterator[tuple[int, int, float]]:
         """Yield each piece that begins there, its end, and the logarithm of its weight."""
-        for end in range(start + 1, min(len(rest), start + self.max_length) + 1):
-            i = self.ids.get(rest[start:end])
+        for end in range(start + 1, min(len(word), start + self.max_length) + 1):
+            i = self.ids.get(word[start:end])
             if i is not None:
                 yield i, end, self.alpha * self.scores[i]
 
