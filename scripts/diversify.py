@@ -128,7 +128,7 @@ def reversed_config(config: Config) -> Config:
             test={name: reversed_text(text) for name, text in data.test.items()},
         ),
         tokenizer=replace(tokenizer, **sides),
-        training=replace(config.training, init_from=None, freeze=()),
+        training=replace(config.training, init_from=None, freeze=(), tags_first=None),
     )
 
 

@@ -12,6 +12,7 @@ from toy import CONFIG, write_languages, write_toy
 
 from tformer_cli import Translator
 from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.training import TagsFirstConfig
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
@@ -43,9 +44,10 @@ def test_a_model_of_the_other_direction_has_all_sides_exchanged(tmp_path):
 
 def test_a_model_of_the_other_direction_trains_all_its_weights(tmp_path):
     config = load_config(toy_config(tmp_path), ["training.freeze=[encoder]"])
-    config = replace(config, training=replace(config.training, init_from=tmp_path))
-    training = diversify.reversed_config(config).training
-    assert (training.init_from, training.freeze) == (None, ())
+    first = TagsFirstConfig(tags=("[new]",), steps=6)
+    own = replace(config.training, init_from=tmp_path, tags_first=first)
+    training = diversify.reversed_config(replace(config, training=own)).training
+    assert (training.init_from, training.freeze, training.tags_first) == (None, (), None)
 
 
 @pytest.mark.parametrize(
