@@ -345,6 +345,14 @@ def test_more_references_and_another_bleu_are_options(files, tformer, tmp_path):
             "--output: shows two systems (3); leave the others out",
         ),
         (
+            ["{one}", "{other}", "--reference", "{reference}", "--chrf", "--tokenize", "zh"],
+            "--tokenize: has no effect without BLEU (chrf); leave it out",
+        ),
+        (
+            ["{run}", "{one}", "--chrf", "--ter", "--lowercase"],
+            "--lowercase: has no effect without BLEU (chrf, ter); leave it out",
+        ),
+        (
             ["{one}", "{other}", "--reference", "{reference}", "--resamples", "0"],
             "--resamples: must be at least 1 (0)",
         ),

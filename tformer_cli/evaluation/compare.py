@@ -295,6 +295,10 @@ def common_metrics(
     """
     if tokenize is not None:
         check_choice("`tokenize`", tokenize, get_args(BleuTokenizer))
+    for argument, is_given in (("`tokenize`", tokenize is not None), ("`lowercase`", lowercase)):
+        if is_given and "bleu" not in names:
+            what = "has no effect without BLEU"
+            raise UsageError(argument, what, got=", ".join(names), remedy="leave it out")
 
     def build(evaluation: EvaluationConfig, language: str) -> list[Metric]:
         own = evaluation.bleu
