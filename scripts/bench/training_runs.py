@@ -95,12 +95,16 @@ class TrainingRun(ABC):
     @property
     def cpu_seconds(self) -> float:
         """Processor time of all processes of the training that have ended."""
-        file = self.run.path.with_suffix(".cpu.json")
+        file = self.beside("cpu.json")
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else 0.0
 
     def add_cpu_seconds(self, seconds: float) -> None:
         """Add the processor time of a process that has ended."""
-        write_json(self.run.path.with_suffix(".cpu.json"), self.cpu_seconds + seconds)
+        write_json(self.beside("cpu.json"), self.cpu_seconds + seconds)
+
+    def beside(self, ending: str) -> Path:
+        """Return a file beside the run folder, whose name may have dots."""
+        return self.run.path.with_name(f"{self.run.path.name}.{ending}")
 
     def best_checkpoints(self) -> Iterator[tuple[Path, TrainingProgress]]:
         """Yield each checkpoint that was the best on the validation text so far, in order."""
@@ -257,7 +261,7 @@ def train_in_process(training: TrainingRun, *, threads: int) -> None:
     """
     if training.is_over():
         return
-    config_file = training.run.path.with_suffix(".yaml")
+    config_file = training.beside("yaml")
     write_text(config_file, dump_config(training.config))
     arguments = {"name": training.name, "config_file": str(config_file), "threads": threads}
     before = children_cpu_seconds()

@@ -82,6 +82,21 @@ def test_a_variant_that_fails_is_an_outcome_too(config_file, monkeypatch):
     assert "failed" not in lines[1]
 
 
+@pytest.mark.slow
+def test_a_config_with_dots_in_its_name_trains_each_variant_in_its_folder(config_file):
+    dotted = config_file.rename(config_file.with_name("toy.v1.2.yaml"))
+    printed = swept(dotted, "--variant", SLOW, "--json")
+    assert printed.exception is None, printed.exception
+    scores = [row["valid_score"] for row in json.loads(printed.stdout)]
+    assert None not in scores
+    assert len(set(scores)) == 2
+    names = [path.name for path in (config_file.parent.parent / "sweep").iterdir()]
+    runs = {name for name in names if not name.startswith(".") and name.count(".") == 2}
+    assert len(runs) == 2
+    files = {f"{name}.{ending}" for name in runs for ending in ("yaml", "cpu.json")}
+    assert {name for name in names if not name.startswith(".")} == runs | files
+
+
 def test_a_config_that_was_edited_since_is_not_taken_for_the_one_that_was_trained(
     config_file, monkeypatch
 ):
