@@ -25,12 +25,12 @@ from train_baselines import prepared
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.config.schema.text import ParallelText
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.config.schema.text import Bitext
+from tformer_cli.corpus.reader import read_texts, reading_checksums
 from tformer_cli.corpus.store_builder import evaluation_store
-from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.evaluation.metrics import Score, build_metric
-from tformer_cli.storage.atomic import file_checksum, make_directory, write_json, write_text
+from tformer_cli.storage.atomic import make_directory, write_json, write_text
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
@@ -123,7 +123,7 @@ class TrainingRun(ABC):
         made_from = {
             "decoding": asdict(search),
             "bleu": asdict(self.config.evaluation.bleu),
-            "text": [file_checksum(each) for each in text.files.values()],
+            "text": reading_checksums(text, self.run.stores),
         }
         file = self.run.eval / f"{checkpoint.name}.{test_set}.json"
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -135,12 +135,13 @@ class TrainingRun(ABC):
         return score
 
     def bleu(
-        self, translator: Translator, text: ParallelText, search: DecodingConfig
+        self, translator: Translator, text: Bitext, search: DecodingConfig
     ) -> tuple[list[str], Score]:
-        """Return the translations of a text and their BLEU."""
-        sources, references = zip(*read_pairs(text.source, text.target), strict=True)
-        metric = build_metric("bleu", self.config.evaluation, self.config.data.target_language)
-        translations = translator.translate(sources, decoding=search)
+        """Return the translations of a text, in its direction, and their BLEU."""
+        sources, references = zip(*read_texts([text]), strict=True)
+        source, target = self.config.data.direction_of(text)
+        metric = build_metric("bleu", self.config.evaluation, target)
+        translations = translator.into(target, source).translate(sources, decoding=search)
         return translations, metric.score(translations, references)
 
 
@@ -167,6 +168,9 @@ class Marian(TrainingRun):
 
     def check(self) -> None:
         super().check()
+        if isinstance(self.config.data.valid, tuple):
+            what = "must be a text, not a list"
+            raise UsageError("data.valid", what, remedy="name one, or leave hf out")
         build_marian(self.config, self.tokenizers())
 
     def tokenizers(self) -> Tokenizers:

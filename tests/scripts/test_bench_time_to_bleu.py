@@ -16,14 +16,23 @@ import torch
 import training_runs
 from safetensors.torch import load_file
 from time_to_bleu import THRESHOLDS, curve_of, table
-from toy import write_toy
+from toy import write_languages, write_toy
 from training_runs import Marian, Ours, end_with_parent, train_in_process
 from typer.testing import CliRunner
 
+from tformer_cli import Translator
 from tformer_cli.cli.eval import evaluate as tformer_eval
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.errors import CheckpointError, ConfigError, TformerError, TrainingError
+from tformer_cli.config.schema.text import PairsFile
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.errors import (
+    CheckpointError,
+    ConfigError,
+    TformerError,
+    TrainingError,
+    UsageError,
+)
 from tformer_cli.evaluation.metrics import Score
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
@@ -162,9 +171,11 @@ def test_score_is_computed_anew_only_for_another_search(trained, monkeypatch):
 
     def loaded(self: Ours, checkpoint: Path) -> SimpleNamespace:
         asked.append(checkpoint.name)
-        return SimpleNamespace(
+        own = SimpleNamespace(
             translate=lambda lines, decoding: [line.upper()[::-1] for line in lines]
         )
+        own.into = lambda target, source: own
+        return own
 
     monkeypatch.setattr(Ours, "translator", loaded)
     assert trained.score(first, "toy") == score
@@ -187,6 +198,40 @@ def test_another_text_of_a_name_is_scored_anew(trained, tmp_path):
     other = replace(text, target=tmp_path / "other")
     config = replace(trained.config, data=replace(trained.config.data, test={"toy": other}))
     assert Ours(config, trained.run).score(checkpoint, "toy") != score
+
+
+def test_a_file_of_pairs_has_the_score_of_its_two_sides(trained, tmp_path):
+    checkpoint, text = trained.run.pointed("best"), trained.config.data.test["toy"]
+    sides = (file.read_text().splitlines() for file in text.files.values())
+    file = tmp_path / "toy.tsv"
+    file.write_text("".join(f"x\t{one}\t{other}\n" for one, other in zip(*sides, strict=True)))
+    score = trained.score(checkpoint, "toy")
+
+    def scored(source: str, target: str) -> Score:
+        pairs = PairsFile(pairs=file, source_field=source, target_field=target)
+        data = replace(trained.config.data, test={"toy": pairs})
+        return Ours(replace(trained.config, data=data), trained.run).score(checkpoint, "toy")
+
+    assert scored("2", "3") == score
+    assert scored("3", "2") != score
+
+
+def test_a_model_of_several_directions_is_scored_in_that_of_the_text(tmp_path):
+    config = load_config(write_languages(tmp_path), SHORT)
+    ours = Ours(config, RunDirectory(tmp_path / "ours-1"))
+    ours.train()
+    name, text = next(iter(config.data.test.items()))
+    source, target = config.data.direction_of(text)
+    checkpoint = ours.run.pointed("best")
+    score = ours.score(checkpoint, name)
+    translator = Translator.load(ours.run.path, to=target, source_language=source)
+    lines = [line for line, _ in read_texts([text])]
+    written = (ours.run.eval / f"{checkpoint.name}.{name}.txt").read_text().splitlines()
+    assert written == translator.translate(lines, decoding=config.decoding)
+    assert score.num_sentences == len(lines)
+    with pytest.raises(UsageError, match=r"data\.valid: must be a text, not a list"):
+        Marian(config, RunDirectory(tmp_path / "hf-1")).check()
+    assert not (tmp_path / "hf-1").exists()
 
 
 def content(run: RunDirectory, step: int) -> tuple[TrainingProgress, dict[str, torch.Tensor]]:
