@@ -10,7 +10,7 @@ import torch
 import typer
 from cli import AsJson, Folder, Threads, hardware, names_in, numbers_in, show
 from harness import ROOT, aligned, log
-from training_runs import RUNS, TrainingRun, train_in_process
+from training_runs import RUNS, Marian, TrainingRun, train_in_process
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
@@ -143,6 +143,9 @@ def time_to_bleu(
         raise UsageError(str(config), "has no test set", remedy="name one under data.test")
     torch.set_num_threads(threads)
     chosen = names_in("--baselines", names, RUNS, "baseline")
+    if learning_rate is not None and Marian.name not in chosen:
+        what = "has no effect without the baseline hf"
+        raise UsageError("--learning-rate", what, got=f"{learning_rate:g}", remedy="leave it out")
     trainings = list(
         build_runs(parsed, folder, chosen, numbers_in("--seeds", seeds), learning_rate)
     )

@@ -412,6 +412,10 @@ def test_table_reads_as_a_row_a_training():
             ["--baselines", "ours,textbook"],
             "--baselines: no such baseline (textbook); choose from: ours, hf",
         ),
+        (
+            ["--baselines", "ours", "--learning-rate", "1e-3"],
+            "--learning-rate: has no effect without the baseline hf (0.001); leave it out",
+        ),
         (["--seeds", "1,-2"], "--seeds: must be whole numbers with commas between (1,-2)"),
     ],
 )
