@@ -1,7 +1,7 @@
 """The starter: what it writes, and that it is a good configuration."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -127,6 +127,38 @@ def test_a_text_of_few_words_has_a_vocabulary_that_it_fills(tmp_path: Path) -> N
     assert SentencePieceProcessor(model_proto=model).get_piece_size() == 1000
     with pytest.raises(DataError, match="is larger than"):
         learn_subwords([" ".join(words)], SubwordConfig(vocab_size=8000))
+
+
+def repeated(words: Sequence[str]) -> list[str]:
+    return [" ".join(words[index % len(words) :][:4]) for index in range(600)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        repeated(["zero", "one", "two", "three", "four", "five", "six"]) + repeated("0123456"),
+        repeated("abcdefghij") + repeated("ABCDEFGHIJ"),
+        list("大小山川日月") * 100,
+        ["hello"] * 600 + ["one two", "three four"],
+    ],
+)
+def test_a_toy_text_has_a_vocabulary_that_it_fills(tmp_path: Path, lines: list[str]) -> None:
+    text = text_of(tmp_path)
+    num_characters, num_words = len(set("".join(lines))), len(set(" ".join(lines).split()))
+    texts = {"train": text, "valid": text}
+    file = written(
+        tmp_path / "my.yaml",
+        texts,
+        num_pairs=len(lines),
+        num_characters=num_characters,
+        num_words=num_words,
+    )
+    tokenizer = load_config(file).tokenizer
+    assert isinstance(tokenizer, SubwordConfig)
+    model = SentencePieceProcessor(model_proto=learn_subwords(lines, tokenizer))
+    assert model.get_piece_size() == tokenizer.vocab_size
+    pieces = {model.id_to_piece(index) for index in range(tokenizer.vocab_size)}
+    assert set("".join(lines)) - {" "} <= pieces
 
 
 @pytest.mark.parametrize("name", ["~root", "a\x85b", "x # y\nz", "x # y\u2028z"])

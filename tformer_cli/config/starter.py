@@ -58,8 +58,10 @@ def write_starter(
     template, usual_size = _size(num_pairs)
     # BPE ends when each word is a subword; a text of few words has no more of them.
     size = min(usual_size, num_words // 100 * 100)
-    # Bytes, special tokens, all characters, and as many subwords.
-    needed = math.ceil((16 + 256 + 2 * num_characters) / 100) * 100
+    # Bytes, special tokens, all characters, and as many subwords. So many, without those of the
+    # space, a text has even where each word is a character, and few words may give no more.
+    needed = 16 + 256 + 2 * num_characters
+    needed = math.ceil(needed / 100) * 100 if size else needed - 2
     items = {name: _item(text, config.parent) for name, text in texts.items()}
     train = [items["train"]]
     if "phrases" in items:
