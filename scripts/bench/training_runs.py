@@ -26,6 +26,7 @@ from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.text import Bitext
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.reader import read_texts, reading_checksums
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
@@ -38,7 +39,7 @@ from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.resume import locked, trajectory_settings
-from tformer_cli.training.saving import restore_checkpoint, take_checkpoint
+from tformer_cli.training.saving import averaged_model, restore_checkpoint, take_checkpoint
 from tformer_cli.training.shutdown import GracefulShutdown
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.trainer import Trainer, train
@@ -48,6 +49,8 @@ from tformer_cli.translate.translator import Translator
 if TYPE_CHECKING:
     from transformers import MarianMTModel
 
+# Keys of `training` that Marian's loop does not know.
+OURS_ALONE = ("consistency", "layer_drop", "ema_decay", "freeze", "tags_first", "init_from")
 # Sentences of a batch of Marian's search.
 SEARCH_BATCH = 64
 
@@ -171,6 +174,11 @@ class Marian(TrainingRun):
         if isinstance(self.config.data.valid, tuple):
             what = "must be a text, not a list"
             raise UsageError("data.valid", what, remedy="name one, or leave hf out")
+        plain = TrainingConfig()
+        for key in OURS_ALONE:
+            if getattr(self.config.training, key) != getattr(plain, key):
+                what = "has no effect on Marian"
+                raise UsageError(f"training.{key}", what, remedy="leave it out, or leave hf out")
         build_marian(self.config, self.tokenizers())
 
     def tokenizers(self) -> Tokenizers:
@@ -186,7 +194,6 @@ class Marian(TrainingRun):
         ours = Trainer.setup(config, self.run, tokenizers, device=CPU, logger=logger)
         marian, precision = build_marian(config, tokenizers), ours.state.precision
         state = TrainState.of(marian, training, device=CPU, precision=precision, seed=config.seed)
-        state.ema = None
         state.progress = replace(ours.initial, settings=trajectory_settings(config))
         make_directory(path)
         with contextlib.ExitStack() as stack:
@@ -200,11 +207,10 @@ class Marian(TrainingRun):
                 if state.step % training.report_every == 0 or state.step == training.max_steps:
                     minutes = state.progress.seconds / 60
                     log(f"marian step {state.step}  loss {loss:.3f}  after {minutes:.1f} min")
-                if training.validates_at(state.step):
-                    state.progress = self._validated(state)
                 shutdown.poll()
                 if shutdown.signal is not None or training.saves_at(state.step):
-                    take_checkpoint(self.run, state)
+                    self._validate_and_save(state)
+                    shutdown.poll()
                 if shutdown.signal is not None:
                     return
 
@@ -226,20 +232,22 @@ class Marian(TrainingRun):
         restore_checkpoint(self.run, state, checkpoint)
         state.progress = replace(saved, environment=initial.environment)
 
-    def _validated(self, state: TrainState) -> TrainingProgress:
-        """Return the progress with a score, by the rules of ours."""
-        score = self.validation_score(state)
-        progress = scored(state.progress, score, self.config.training)
-        is_best = progress.best_step == progress.step
-        log(f"marian valid {progress.step}  {score:.3f}{'  (best so far)' if is_best else ''}")
-        return progress
+    def _validate_and_save(self, state: TrainState) -> None:
+        """Save a checkpoint, validated if that is due, by the rules of ours."""
+        average = averaged_model(self.run, state, log)
+        if self.config.training.validates_at(state.step):
+            score = self.validation_score(average or state.model)
+            state.progress = scored(state.progress, score, self.config.training)
+            is_best = state.progress.best_step == state.step
+            log(f"marian valid {state.step}  {score:.3f}{'  (best so far)' if is_best else ''}")
+        take_checkpoint(self.run, state, average)
 
-    def validation_score(self, state: TrainState) -> float:
+    def validation_score(self, marian: "MarianMTModel") -> float:
         """Return BLEU or negative loss: the higher the better."""
         training, text = self.config.training, self.config.data.valid
         if training.selection_metric == "loss":
-            return -mean_nll(state.model, evaluation_store(text, self.tokenizers()))
-        translator = self.translator_of(state.model)
+            return -mean_nll(marian, evaluation_store(text, self.tokenizers()))
+        translator = self.translator_of(marian)
         return self.bleu(translator, text, training.validation_decoding)[1].score
 
     def translator(self, checkpoint: Path) -> Translator:

@@ -275,6 +275,45 @@ def test_marian_stops_when_it_gets_no_better(config, tmp_path, monkeypatch):
     assert marian.is_over()
 
 
+def test_marian_is_judged_by_the_mean_of_its_checkpoints(config, tmp_path, monkeypatch):
+    training = replace(config.training, average_checkpoints=2, keep_checkpoints=4)
+    marian = Marian(replace(config, training=training), RunDirectory(tmp_path / "hf-3"))
+    judged = []
+    judge = Marian.validation_score
+
+    def kept(self: Marian, model: torch.nn.Module) -> float:
+        judged.append({name: each.detach().clone() for name, each in model.named_parameters()})
+        return judge(self, model)
+
+    monkeypatch.setattr(Marian, "validation_score", kept)
+    marian.train()
+    third, last = (
+        load_file(marian.run.checkpoint(step) / "trained.safetensors") for step in (3, 4)
+    )
+    saved = load_file(marian.run.checkpoint(4) / "model.safetensors")
+    for name, tensor in last.items():
+        torch.testing.assert_close(saved[name], (third[name] + tensor) / 2)
+        assert torch.equal(judged[-1][name], saved[name])
+    assert any(not torch.equal(saved[name], last[name]) for name in last)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.consistency={kind: r_drop}",
+        "training.layer_drop=0.5",
+        "training.ema_decay=0.5",
+        "training.freeze=[encoder]",
+    ],
+)
+def test_what_marian_has_not_is_refused_before_anything_is_trained(setting, config_file, tmp_path):
+    config = load_config(config_file, [*SHORT, "model.dropout=0.1", setting])
+    trainings = list(time_to_bleu.build_runs(config, tmp_path, NAMES, [3]))
+    with pytest.raises(UsageError, match=f"{setting.partition('=')[0]}: has no effect on Marian"):
+        time_to_bleu.measure(trainings, "toy", threads=1)
+    assert not (tmp_path / "ours-3").exists()
+
+
 @pytest.mark.parametrize(("step", "score"), [(4, None), (3, 1.0), (4, 1.0)])
 def test_training_is_over_when_its_last_step_is_judged(step, score, config, monkeypatch):
     """A signal may come between the two."""
