@@ -84,8 +84,8 @@ def synthetic_config(network: str, batch_tokens: int = 32_768) -> Config:
     """Return the config of a network, whose text is not read."""
     # A small rate, because the tokens have nothing to teach but their frequencies.
     optimizer = "training.optimizer={kind: adamw, learning_rate: 1e-4}"
-    training = (optimizer, f"training.batch_tokens={batch_tokens}", "model.dropout=0.1")
-    return load_config(CONFIG, [*NETWORKS[network], *training])
+    batches = (f"training.batch_tokens={batch_tokens}", "training.bidirectional_steps=null")
+    return load_config(CONFIG, [*NETWORKS[network], optimizer, *batches, "model.dropout=0.1"])
 
 
 def synthetic_model(network: str, vocab_size: int) -> Seq2Seq:
