@@ -433,6 +433,7 @@ _RULED = {
     "max_steps": st.integers(1000, MAX_COUNT),
     "freeze": st.sampled_from([(), ("embeddings",)]),
     "bidirectional_steps": st.one_of(st.none(), st.integers(1, 999)),
+    "swap": st.integers(1, MAX_COUNT),
     "warmup_steps": st.integers(1, 1000),
     "validate_every": st.integers(1, 1000),
     "max_length": st.integers(1200, 1300),
