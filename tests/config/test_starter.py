@@ -188,6 +188,13 @@ def test_config_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
     assert str(raised.value) == f"{config}: already exists; {remedy}"
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_is_replaced_by_no_config(overwrite: bool, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_replaceable(tmp_path, {}, overwrite=overwrite)
+    assert str(raised.value) == f"{tmp_path}: is a folder; name a file in it"
+
+
 def test_given_text_is_never_replaced_by_a_config(tmp_path: Path) -> None:
     text = text_of(tmp_path)
     with pytest.raises(UsageError) as raised:

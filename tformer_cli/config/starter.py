@@ -84,6 +84,8 @@ def check_replaceable(output: Path, given: Mapping[str, Path], *, overwrite: boo
     if output.resolve() in {file.resolve() for file in given.values()}:
         what = "is one of the given texts, and would be lost"
         raise UsageError(str(output), what, remedy="choose another `output`")
+    if output.is_dir():
+        raise UsageError(str(output), "is a folder", remedy="name a file in it")
     if output.exists() and not overwrite:
         remedy = "choose another `output`, or add `overwrite=True`"
         raise UsageError(str(output), "already exists", remedy=remedy)
