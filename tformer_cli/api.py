@@ -29,7 +29,7 @@ from tformer_cli.evaluation.evaluate import (
     texts_of_split,
     warn_of_overlap,
 )
-from tformer_cli.evaluation.report import comparison_page
+from tformer_cli.evaluation.report import check_page, comparison_page
 from tformer_cli.evaluation.tuning import Tuning, tune_search
 from tformer_cli.plotting.report import save_page
 from tformer_cli.storage.run_directory import RunDirectory
@@ -217,6 +217,7 @@ def compare(
         what = "shows two systems"
         raise UsageError("`output`", what, got=str(len(paths)), remedy="leave the others out")
     runs = {path: find_model(RunDirectory(path)) for path in paths if path.is_dir()}
+    check_page(output, runs.values())
     name, texts = common_text(list(runs.values()), test, list(map(Path, references)))
     built = common_metrics(
         metrics, list(runs.values()), name, tokenize=tokenize, lowercase=lowercase

@@ -196,3 +196,22 @@ def test_mistakes_are_one_clear_line(run, masked_run, tformer, tmp_path):
     )
     message = "--split: must be one of several texts; choose from: valid, more, toy\n"
     assert tformer("report", two).stderr == message
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize("side", ["train.src", "test.tgt"])
+def test_a_page_replaces_no_text_of_a_run(run, toy_run, tformer, tmp_path, command, side):
+    page = tmp_path / "page.html"
+    shutil.copy(toy_run.parent / "data" / side, page)
+    content = page.read_bytes()
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for each in runs:
+        shutil.copytree(run, each)
+        config = (each / "config.yaml").read_text()
+        text = str(toy_run.parent / "data" / side)
+        assert text in config
+        (each / "config.yaml").write_text(config.replace(text, str(page)))
+    result = tformer(command, *(runs if command == "compare" else runs[:1]), "--output", page)
+    message = f"--output: would replace the text ({page}); choose another name\n"
+    assert (result.exit_code, result.stderr) == (2, message)
+    assert page.read_bytes() == content

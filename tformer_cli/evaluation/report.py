@@ -27,6 +27,7 @@ from tformer_cli.evaluation.tables import (
 from tformer_cli.plotting import report as plotting
 from tformer_cli.plotting.curves import read_history
 from tformer_cli.plotting.report import Page, SentenceList
+from tformer_cli.storage.outputs import check_outputs
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, check_translates, find_model
 from tformer_cli.text.language import language_of_script
@@ -160,6 +161,7 @@ def report(
     """
     files = find_model(RunDirectory(Path(run)))
     check_translates(files.run, files.config)
+    check_page(output, [files])
     name, text = _text(files.config, split)
     hypotheses = own_translations(
         files,
@@ -219,6 +221,13 @@ def report(
         lists={name: tuple(findings) for name, findings in lists.items()},
         page=page,
     )
+
+
+def check_page(output: str | os.PathLike[str] | None, runs: Iterable[ModelFiles]) -> None:
+    """Refuse a page, if there is one to write, in the place of a text of runs."""
+    texts = [text for run in runs for text in run.config.data.texts().values()]
+    files = [file for text in texts for file in text.files.values() if file.is_file()]
+    check_outputs(files, [] if output is None else [Path(output)])
 
 
 def comparison_page(
