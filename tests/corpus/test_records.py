@@ -200,6 +200,24 @@ def test_an_exact_language_comes_before_its_relatives(tmp_path: Path) -> None:
     assert pairs_of(tmp_path / "a.tmx", languages=("de-DE", "de-AT")) == [("a", "b")]
 
 
+@pytest.mark.parametrize(
+    ("languages", "own"),
+    [(("pt", "pt-BR"), "pt"), (("pt-BR", "pt"), "pt"), (("en-GB", "en-US"), "en")],
+)
+def test_no_text_is_that_of_a_language_and_of_its_region(
+    tmp_path: Path, languages: tuple[str, str], own: str
+) -> None:
+    file = tmp_path / "a.tmx"
+    file.write_text(
+        f'<tmx><tu><tuv xml:lang="{own}"><seg>a</seg></tuv></tu>'
+        f'<tu><tuv xml:lang="{languages[1]}"><seg>b</seg></tuv>'
+        f'<tuv xml:lang="{languages[0]}"><seg>c</seg></tuv></tu></tmx>'
+    )
+    text = PairsFile(pairs=file, languages=languages, on_error="skip")
+    with pytest.warns(SkippedRecordsWarning, match=r"has no text in \S+ \("):
+        assert list(read_rows(text)) == [("c", "b")]
+
+
 FIVE = [(f"source {number}", f"Ziel {number}") for number in range(5)]
 
 

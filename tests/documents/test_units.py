@@ -72,6 +72,29 @@ def test_languages_of_a_memory_may_have_regions(read, source, target, texts):
 
 
 @pytest.mark.parametrize(
+    ("languages", "codes", "translated"),
+    [
+        (("pt", "pt-BR"), ["pt"], "pt"),
+        (("pt-BR", "pt"), ["pt_br"], "pt_br"),
+        (("en-GB", "en-US"), ["en"], "en"),
+        (("pt", "pt-BR"), ["pt-BR"], None),
+        (("pt-BR", "pt"), ["pt"], None),
+        (("pt", "pt-BR"), ["pt-PT", "pt-BR"], None),
+        (("de", "de"), ["de"], None),
+    ],
+)
+def test_of_a_language_and_its_region_each_has_its_own_variant(read, languages, codes, translated):
+    source, target = languages
+    content = tmx(*((code, f"<seg>of {code}</seg>") for code in codes))
+    document = read(content, source_language=source, target_language=target)
+    expected = [] if translated is None else [f"of {translated}"]
+    assert [segment.text for segment in document.segments] == expected
+    ((unit),) = ElementTree.fromstring(upper(document)).iter("tu")
+    own = "{http://www.w3.org/XML/1998/namespace}lang"
+    assert [variant.get(own) for variant in unit] == codes + ([target] if translated else [])
+
+
+@pytest.mark.parametrize(
     ("root", "file", "expected"),
     [
         (' srcLang="en"', "", (' srcLang="en" trgLang="de"', "")),

@@ -28,15 +28,16 @@ def read_tmx(text: PairsFile) -> Iterator[Record]:
     """Yield the records of a translation memory (TMX 1.4b): a `tu` each."""
     languages = text.languages or ("source", "target")
     for unit in _units(text, _TmxParser(str(text.pairs))):
-        sides = [_in_language(unit.texts, language) for language in languages]
-        missing = [code for code, side in zip(languages, sides, strict=True) if side is None]
+        chosen = _chosen(unit.texts, languages)
+        missing = [code for code, own in zip(languages, chosen, strict=True) if own is None]
         if missing:
             got = ", ".join(unit.texts) or "no text"
             what = f"has no text in {' or '.join(missing)}"
             remedy = None if text.languages else "name the languages of both sides"
             yield DataError(f"{text.pairs}:{unit.line}", what, got=got, remedy=remedy)
         else:
-            yield str(sides[0]), str(sides[1])
+            source, target = (unit.texts[str(own)] for own in chosen)
+            yield source, target
 
 
 def read_xliff(text: PairsFile) -> Iterator[Record]:
@@ -207,11 +208,18 @@ def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
             parser.units.clear()
 
 
-def _in_language(texts: Mapping[str, str], wanted: str) -> str | None:
-    """Return the text in a language: that of the same tag, else the first of the same language."""
-    same = [language for language in texts if base_language(language) == base_language(wanted)]
-    exact = [language for language in same if language_tag(language) == language_tag(wanted)]
-    return texts[(exact or same)[0]] if same else None
+def _chosen(texts: Mapping[str, str], wanted: tuple[str, str]) -> list[str | None]:
+    """Return the language of each side: that of the same tag, else the first of the same language.
+
+    Of `pt` and `pt-BR`, the text of one is not that of the other.
+    """
+    tags = {language_tag(language): language for language in reversed(list(texts))}
+    chosen = [tags.get(language_tag(code)) for code in wanted]
+    for side, code in enumerate(wanted):
+        if chosen[side] is None:
+            same = (own for own in texts if base_language(own) == base_language(code))
+            chosen[side] = next((own for own in same if own not in chosen), None)
+    return chosen
 
 
 def _match(languages: tuple[str, str], wanted: tuple[str, ...]) -> bool:

@@ -31,9 +31,9 @@ def tmx_entries(content: Content) -> Iterator[Entry]:
     for unit in parse(content).iter():
         if unit.name != "tu":
             continue
-        variant = _variant(unit, content.source_language)
+        languages = content.source_language, content.target_language
+        variant, translated = _variants(unit, languages)
         source = variant and variant.first("seg")
-        translated = _variant(unit, content.target_language)
         if variant and source and translated is None:
             opening = f"<tuv xml:lang={quoteattr(content.target_language)}><seg>"
             yield _entry(content, source, (variant.end, variant.end), opening, "</seg></tuv>")
@@ -91,8 +91,11 @@ def _translatable(element: Element, is_translatable: bool = True) -> Iterator[El
         yield from _translatable(child, is_translatable)
 
 
-def _variant(unit: Element, language: str) -> Element | None:
-    """Return the variant of a language, or else of a region of it, or of what it is a region of."""
+def _variants(unit: Element, languages: tuple[str, str]) -> list[Element | None]:
+    """Return the variant of each language, or else of a region of it, or of what it is a region of.
+
+    Of `pt` and `pt-BR`, that of one is not that of the other.
+    """
     variants = {
         (variant.attributes.get("xml:lang") or variant.attributes.get("lang") or "")
         .lower()
@@ -100,13 +103,17 @@ def _variant(unit: Element, language: str) -> Element | None:
         for variant in reversed(unit.children)
         if variant.name == "tuv"
     }
-    wanted = language.lower().replace("_", "-")
-    codes = [
-        code
-        for code in reversed(variants)
-        if code and (code.startswith(f"{wanted}-") or wanted.startswith(f"{code}-"))
-    ]
-    return next((variants[code] for code in [wanted, *codes] if code in variants), None)
+    wanted = [language.lower().replace("_", "-") for language in languages]
+    chosen = [variants.get(code) for code in wanted]
+    for side, code in enumerate(wanted):
+        if chosen[side] is None:
+            relatives = (
+                variant
+                for own, variant in reversed(variants.items())
+                if own and (own.startswith(f"{code}-") or code.startswith(f"{own}-"))
+            )
+            chosen[side] = next((each for each in relatives if each not in chosen), None)
+    return chosen
 
 
 def _empty(content: Content, source: Element, target: Element) -> Iterator[Entry]:
