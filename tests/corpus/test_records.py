@@ -218,6 +218,30 @@ def test_no_text_is_that_of_a_language_and_of_its_region(
         assert list(read_rows(text)) == [("c", "b")]
 
 
+@pytest.mark.parametrize(
+    ("own", "wanted", "is_exchanged"),
+    [
+        (("pt", "pt-BR"), ("pt-BR", "pt"), True),
+        (("pt", "pt-BR"), ("pt", "pt_br"), False),
+        (("en-US", None), ("en-GB", "en-US"), True),
+        (("pt", "pt"), ("pt-BR", "pt"), False),
+        (("de", "de"), ("de", "de"), False),
+        (("de-AT", "en"), ("en-GB", "de"), True),
+    ],
+)
+def test_units_of_a_language_and_its_region_have_their_direction(
+    tmp_path: Path, own: tuple[str, str | None], wanted: tuple[str, str], is_exchanged: bool
+) -> None:
+    source, target = own
+    named = f' target-language="{target}"' if target else ""
+    file = tmp_path / "a.xlf"
+    file.write_text(
+        f'<xliff><file source-language="{source}"{named}><trans-unit><source>a</source>'
+        "<target>b</target></trans-unit></file></xliff>"
+    )
+    assert pairs_of(file, languages=wanted) == [("b", "a") if is_exchanged else ("a", "b")]
+
+
 FIVE = [(f"source {number}", f"Ziel {number}") for number in range(5)]
 
 

@@ -1,6 +1,6 @@
 """Records of translation memories: TMX and XLIFF, read as a stream."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
@@ -48,10 +48,9 @@ def read_xliff(text: PairsFile) -> Iterator[Record]:
         missing = [side for side in ("source", "target") if side not in unit.texts]
         if missing:
             yield DataError(where, f"has no {' and no '.join(missing)}")
-        elif _match(unit.languages, wanted):
-            yield unit.texts["source"], unit.texts["target"]
-        elif _match(unit.languages, wanted[::-1]):
-            yield unit.texts["target"], unit.texts["source"]
+        elif order := _order(unit.languages, wanted):
+            source, target = (unit.texts[side] for side in order)
+            yield source, target
         else:
             what = f"is not from {' to '.join(wanted)}"
             yield DataError(where, what, got=" to ".join(unit.languages))
@@ -222,9 +221,20 @@ def _chosen(texts: Mapping[str, str], wanted: tuple[str, str]) -> list[str | Non
     return chosen
 
 
-def _match(languages: tuple[str, str], wanted: tuple[str, ...]) -> bool:
-    """Return whether two language tags are of wanted languages; a missing one matches."""
+def _order(languages: tuple[str, str], wanted: tuple[str, str]) -> tuple[str, str] | None:
+    """Return which sides of a unit are of two wanted languages; None if they are of others.
+
+    The same tags come before the same languages: `pt-BR` to `pt` is not `pt` to `pt-BR`.
+    """
+    orders = {wanted[::-1]: ("target", "source"), wanted: ("source", "target")}
+    for key in (language_tag, base_language):
+        for tags in (wanted, wanted[::-1]):
+            if _match(languages, tags, key):
+                return orders[tags]
+    return None
+
+
+def _match(languages: tuple[str, str], wanted: tuple[str, str], key: Callable[[str], str]) -> bool:
+    """Return whether two language tags are the wanted ones by a key; a missing one matches."""
     pairs = zip(languages, wanted, strict=True)
-    return all(
-        not tag or not code or base_language(tag) == base_language(code) for tag, code in pairs
-    )
+    return all(not tag or not code or key(tag) == key(code) for tag, code in pairs)
