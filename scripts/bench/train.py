@@ -35,8 +35,9 @@ def benchmark_config(folder: Path, vocab_size: int, *settings: str) -> Config:
     """Return a config of Multi30k, with further settings."""
     text = (f"data.root={folder.resolve()}", f"tokenizer.vocab_size={vocab_size}")
     optimizer = "training.optimizer={kind: adamw, learning_rate: 1e-3}"
-    training = (optimizer, "training.bidirectional_steps=null", "model.dropout=0.3")
-    config = load_config(CONFIG, [*text, *training, "training.batch_tokens=4096", *settings])
+    plain = ("training.bidirectional_steps=null", "training.average_checkpoints=null")
+    training = (optimizer, *plain, "training.batch_tokens=4096", "model.dropout=0.3")
+    config = load_config(CONFIG, [*text, *training, *settings])
     check_data_files(config.data)
     return config
 
