@@ -24,7 +24,17 @@ import torch
 from flops import gemm_flops, synchronize, training_flops
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
-from train_baselines import BASE, BIG, CONFIG, Step, marian_state, network, steps_of, take_steps
+from train_baselines import (
+    BASE,
+    BIG,
+    CONFIG,
+    PLAIN,
+    Step,
+    marian_state,
+    network,
+    steps_of,
+    take_steps,
+)
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
@@ -84,8 +94,8 @@ def synthetic_config(network: str, batch_tokens: int = 32_768) -> Config:
     """Return the config of a network, whose text is not read."""
     # A small rate, because the tokens have nothing to teach but their frequencies.
     optimizer = "training.optimizer={kind: adamw, learning_rate: 1e-4}"
-    batches = (f"training.batch_tokens={batch_tokens}", "training.bidirectional_steps=null")
-    return load_config(CONFIG, [*NETWORKS[network], optimizer, *batches, "model.dropout=0.1"])
+    training = (optimizer, f"training.batch_tokens={batch_tokens}", "model.dropout=0.1")
+    return load_config(CONFIG, [*PLAIN, *NETWORKS[network], *training])
 
 
 def synthetic_model(network: str, vocab_size: int) -> Seq2Seq:

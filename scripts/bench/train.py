@@ -17,7 +17,7 @@ import harness
 import torch
 import typer
 from flops import CPU, gemm_flops, training_flops
-from train_baselines import BASELINES, CONFIG, SMALL, TINY, prepared, training_workers
+from train_baselines import BASELINES, CONFIG, PLAIN, SMALL, TINY, prepared, training_workers
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import check_data_files, load_config
@@ -35,9 +35,8 @@ def benchmark_config(folder: Path, vocab_size: int, *settings: str) -> Config:
     """Return a config of Multi30k, with further settings."""
     text = (f"data.root={folder.resolve()}", f"tokenizer.vocab_size={vocab_size}")
     optimizer = "training.optimizer={kind: adamw, learning_rate: 1e-3}"
-    plain = ("training.bidirectional_steps=null", "training.average_checkpoints=null")
-    training = (optimizer, *plain, "training.batch_tokens=4096", "model.dropout=0.3")
-    config = load_config(CONFIG, [*text, *training, *settings])
+    training = (optimizer, "training.batch_tokens=4096", "model.dropout=0.3")
+    config = load_config(CONFIG, [*PLAIN, *text, *training, *settings])
     check_data_files(config.data)
     return config
 

@@ -174,11 +174,10 @@ class Marian(TrainingRun):
         if isinstance(self.config.data.valid, tuple):
             what = "must be a text, not a list"
             raise UsageError("data.valid", what, remedy="name one, or leave hf out")
-        plain = TrainingConfig()
+        defaults, remedy = TrainingConfig(), "leave it out, or leave hf out"
         for key in OURS_ALONE:
-            if getattr(self.config.training, key) != getattr(plain, key):
-                what = "has no effect on Marian"
-                raise UsageError(f"training.{key}", what, remedy="leave it out, or leave hf out")
+            if getattr(self.config.training, key) != getattr(defaults, key):
+                raise UsageError(f"training.{key}", "has no effect on Marian", remedy=remedy)
         build_marian(self.config, self.tokenizers())
 
     def tokenizers(self) -> Tokenizers:

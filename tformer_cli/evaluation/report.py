@@ -224,7 +224,7 @@ def report(
 
 
 def check_page(output: str | os.PathLike[str] | None, runs: Iterable[ModelFiles]) -> None:
-    """Refuse a page, if there is one to write, in the place of a text of runs."""
+    """Refuse a page, if there is one to write, that would replace a text of runs."""
     texts = [text for run in runs for text in run.config.data.texts().values()]
     files = [file for text in texts for file in text.files.values() if file.is_file()]
     check_outputs(files, [] if output is None else [Path(output)])
