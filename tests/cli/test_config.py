@@ -208,6 +208,15 @@ def test_check_warns_of_a_bleu_that_finds_no_words(folder: Path, text: str, lang
     assert warnings("--set", "data.target_language=zh") == []
 
 
+def test_check_warns_of_tokenized_references(folder: Path) -> None:
+    Path("valid.de").write_text("Ein Satz .\nNoch einer .\nUnd einer.\n", encoding="utf-8")
+    assert warnings() == [
+        "evaluation.bleu.tokenize: tokenizes tokenized text: most references end in a space and "
+        "a period (13a); write evaluation.bleu.tokenize: none, or detokenize the text"
+    ]
+    assert warnings("--set", "evaluation.bleu.tokenize=none") == []
+
+
 def test_check_warns_of_files_in_the_other_direction(folder: Path) -> None:
     exchanged = "{source: valid.de, target: valid.en"
     assert warnings("--set", f"data.valid={exchanged}}}") == [

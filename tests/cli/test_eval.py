@@ -279,6 +279,16 @@ def test_a_long_line_is_named(toy_run, tformer, tmp_path):
     )
 
 
+def test_tokenized_references_are_named(toy_run, tformer, tmp_path):
+    source, target = tmp_path / "a.src", tmp_path / "a.tgt"
+    source.write_text("abc\nabd\n", encoding="utf-8")
+    target.write_text("CBA .\nDBA .\n", encoding="utf-8")
+    command = "eval", toy_run, "--source", source, "--reference", target, "--beam", 1
+    said = "evaluation.bleu.tokenize: tokenizes tokenized text"
+    assert said in tformer(*command).stderr
+    assert said not in tformer(*command, "--chrf").stderr
+
+
 def test_an_ensemble_is_judged_as_one(toy_run, tformer, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)

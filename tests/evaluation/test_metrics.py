@@ -16,7 +16,7 @@ import sacrebleu
 from tformer_cli.config.schema.config import BleuConfig, ChrfConfig, EvaluationConfig
 from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.errors import ConfigError
-from tformer_cli.evaluation.metrics import build_metric
+from tformer_cli.evaluation.metrics import build_metric, tokenized_warning
 
 ROOT = Path(__file__).parent.parent.parent
 HYPOTHESES = [
@@ -140,6 +140,37 @@ def test_a_sentence_is_scored_as_sacrebleu_scores_it_alone(name, score, caplog):
     ]
     assert metric.score(hypotheses, references) == before
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "none"])
+def test_tokenized_text_is_scored_without_a_word_of_sacrebleu(tokenize, caplog):
+    lines = [f"Satz {number} ." for number in range(150)]
+    others = [f"Ein Satz {number} ." for number in range(150)]
+    metric = build_metric("bleu", EvaluationConfig(bleu=BleuConfig(tokenize=tokenize)), "de")
+    ours = metric.score(others, lines)
+    assert caplog.records == []
+    theirs = sacrebleu.BLEU(tokenize=tokenize)
+    assert ours.score == theirs.corpus_score(others, [lines]).score
+    assert ours.signature == str(theirs.get_signature())
+    assert "forgot to detokenize" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tokenize", "endings", "got"),
+    [
+        ("auto", [" .", " .", ".", " .", ""], "13a"),
+        ("intl", [" ."], "intl"),
+        ("auto", [" .", " .", ".", ""], None),
+        ("auto", [".", "", "!"], None),
+        ("auto", [], None),
+        ("none", [" ."], None),
+        ("char", [" ."], None),
+    ],
+)
+def test_bleu_that_tokenizes_tokenized_references_is_warned_of(tokenize, endings, got):
+    metric = build_metric("bleu", EvaluationConfig(bleu=BleuConfig(tokenize=tokenize)), "de")
+    problem = tokenized_warning(metric, [f"Satz{ending}" for ending in endings])
+    assert (problem and problem.got) == got
 
 
 def test_score_reads_as_one_line():

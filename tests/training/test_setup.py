@@ -32,6 +32,18 @@ def test_layers_are_recomputed_where_the_config_says_so(tmp_path):
             assert trainer.state.model.decoder.gradient_checkpointing is expected
 
 
+def test_a_validation_text_that_bleu_would_tokenize_twice_is_named_once(tmp_path, capsys):
+    file = write_toy(tmp_path / "data")
+    valid = file.parent / "valid.tgt"
+    valid.write_text("".join(f"{line} .\n" for line in valid.read_text().splitlines()))
+    said = "evaluation.bleu.tokenize: tokenizes tokenized text"
+    for tokenize, count in (("auto", 1), ("none", 0)):
+        config = load_config(file, [f"evaluation.bleu.tokenize={tokenize}"])
+        with sampled_trainer(config, RunDirectory(tmp_path / "run"), device=CPU):
+            pass
+        assert capsys.readouterr().err.count(said) == count
+
+
 def test_a_training_may_go_on_recomputing_without_changing_a_bit(tmp_path, capsys):
     file = write_toy(tmp_path / "data", config=CONFIG.replace("dropout: 0.1", "dropout: 0.3"))
     run, pieces = RunDirectory(tmp_path / "run"), "training.gradient_accumulation_steps=2"

@@ -37,6 +37,9 @@ TOKENIZERS_BY_LANGUAGE = {
 # The extra of this package that a tokenizer needs.
 TOKENIZER_EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
+# Those that split punctuation from words.
+_SPLITTING = {"13a", "intl"}
+
 Scores = NDArray[np.float64]
 
 
@@ -190,7 +193,8 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
 
 def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     try:
-        return BLEU(tokenize=tokenize, lowercase=lowercase)
+        # `force` leaves out a warning of tokenized text; `tokenized_warning` takes its place.
+        return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except OSError as error:
         what = "needs a model that sacrebleu cannot download"
         got = f"{tokenize}: {error}"
@@ -202,6 +206,17 @@ def _bleu(tokenize: str, lowercase: bool) -> BLEU:
         what = "needs MeCab and its dictionary, which are not installed"
         remedy = f"pip install 'tformer[{TOKENIZER_EXTRAS[tokenize]}]'"
         raise ConfigError([Problem("evaluation.bleu.tokenize", what, tokenize, remedy)]) from None
+
+
+def tokenized_warning(metric: Metric, references: Sequence[str]) -> Problem | None:
+    """Return what says that BLEU tokenizes references that are tokenized, if so."""
+    tokenizer = next(iter(_SPLITTING & set(metric.options)), None)
+    num_tokenized = sum(reference.endswith(" .") for reference in references)
+    if tokenizer is None or 2 * num_tokenized <= len(references):
+        return None
+    what = "tokenizes tokenized text: most references end in a space and a period"
+    remedy = "write evaluation.bleu.tokenize: none, or detokenize the text"
+    return Problem("evaluation.bleu.tokenize", what, tokenizer, remedy)
 
 
 def config_warnings(
@@ -250,7 +265,11 @@ def _tokenizer_warnings(config: Config, text: Bitext) -> Iterator[Problem]:
     except ConfigError as error:
         yield from error.problems
         return
-    script = language_of_script(target for _, target in read_texts([text]))
+    targets = [target for _, target in read_texts([text])]
+    problem = tokenized_warning(bleu, targets)
+    if problem is not None:
+        yield problem
+    script = language_of_script(targets)
     if "13a" in bleu.options and script in TOKENIZERS_BY_LANGUAGE:
         what = f"splits words at spaces, but the target looks like language {script}"
         remedy = f"write data.target_language: {script}"

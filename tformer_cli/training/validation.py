@@ -28,7 +28,7 @@ from tformer_cli.evaluation.likelihood import (
     loss_batches,
     reference_likelihood,
 )
-from tformer_cli.evaluation.metrics import Metric, Score, build_metric
+from tformer_cli.evaluation.metrics import Metric, Score, build_metric, tokenized_warning
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers
@@ -130,7 +130,10 @@ def check_validation(
     config: Config,
     log: Callable[[str], object] = lambda line: None,
 ) -> None:
-    """Refuse a validation text that a validation would fail on; log lines too long for the loss."""
+    """Refuse a validation text that a validation would fail on.
+
+    Lines too long for the loss are logged, and references that BLEU would tokenize twice.
+    """
     data = config.data
     stores = {}
     for name, text in data.valid_texts.items():
@@ -140,6 +143,10 @@ def check_validation(
         )
         stores[name] = store
         problem = long_lines_warning(text, store)
+        if problem is not None:
+            log(str(problem))
+    for text, bleu in _metrics(config).values():
+        problem = tokenized_warning(bleu, [target for _, target in read_texts([text])])
         if problem is not None:
             log(str(problem))
     if not isinstance(data.valid, PlainText):
