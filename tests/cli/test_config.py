@@ -322,9 +322,12 @@ def test_new_adds_the_phrases_of_a_text_of_a_thousand_pairs(folder: Path) -> Non
     assert [*named.files.values()] == [folder / file for file in files]
     assert last_line("check", "my.yaml") == "my.yaml: ok"
     Path("my.yaml").unlink()
+    shutil.rmtree("my.data")
     assert complaint(UsageError, *arguments) == (
         f"{files[0]}: already exists; choose another --output, or add --force"
     )
+    # The split is not written either.
+    assert not Path("my.data").exists()
     assert printed(*arguments, "--force").split("\n") == lines
 
 

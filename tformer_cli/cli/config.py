@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -159,13 +160,20 @@ def new(
         raise UsageError("--valid-source", what, got=str(valid.source), remedy=remedy)
     if isinstance(text, PairsFile):
         text = replace(text, languages=languages)
+    phrase_files = partial(_phrase_files, languages, output, kept, overwrite=force)
     with progress_bar("pair") as bar:
         if valid is None:
-            folder = output.parent / f"{output.stem}.data"
-            split = split_text(text, folder, languages, overwrite=force, on_done=bar.update)
+            split = split_text(
+                text,
+                output.parent / f"{output.stem}.data",
+                languages,
+                overwrite=force,
+                on_start=phrase_files,
+                on_done=bar.update,
+            )
         else:
             split = given_split(text, valid, on_done=bar.update)
-    phrases = _write_phrases(split, languages, output, kept, overwrite=force)
+    phrases = _write_phrases(split, languages, phrase_files(split.num_pairs["train"]))
     texts = split.texts if phrases is None else {**split.texts, "phrases": phrases.text}
     write_starter(
         output,
@@ -190,28 +198,40 @@ def new(
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
 
 
-def _write_phrases(
-    split: "Split",
+def _phrase_files(
     languages: Direction,
     output: Path,
     kept: Mapping[str, Path],
+    num_pairs: int,
     *,
     overwrite: bool,
-) -> "Phrases | None":
-    """Write the phrase pairs of a training text beside a config; None where it gets or has none."""
-    if not takes_phrases(split.num_pairs["train"]):
+) -> list[Path]:
+    """Return the files beside a config for phrase pairs, if a text of so many pairs gets them.
+
+    Raises:
+        UsageError: one of them may not be replaced.
+    """
+    if not takes_phrases(num_pairs):
+        return []
+    from tformer_cli.text.language import side_names
+
+    names = (f"{output.stem}.phrases.{name}" for name in side_names(languages))
+    files = [output.with_name(name) for name in names]
+    for file in files:
+        check_replaceable(file, kept, overwrite=overwrite)
+    return files
+
+
+def _write_phrases(split: "Split", languages: Direction, files: Sequence[Path]) -> "Phrases | None":
+    """Write the phrase pairs of a training text to files, if any; None where it has no pairs."""
+    if not files:
         return None
     from tformer_cli.corpus.phrases import Phrases, find_phrases, write_phrases
-    from tformer_cli.text.language import side_names
 
     with progress_bar("pair") as bar:
         phrases, num_pairs = find_phrases(split.texts["train"], languages, on_done=bar.update)
     if not phrases:
         return None
-    names = (f"{output.stem}.phrases.{name}" for name in side_names(languages))
-    files = [output.with_name(name) for name in names]
-    for file in files:
-        check_replaceable(file, kept, overwrite=overwrite)
     return Phrases(write_phrases(phrases, files), len(phrases), num_pairs)
 
 
