@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """Measure the minutes of training to a BLEU, for tformer and for transformers' Marian."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,7 @@ def time_to_bleu(
     ] = "ours,hf",
     settings: SetOption = None,
     learning_rate: Annotated[
-        float | None, typer.Option(min=0.0, help="Marian's peak.", show_default="the config's")
+        float | None, typer.Option(help="Marian's peak.", show_default="the config's")
     ] = None,
     threads: Threads = 2,
     as_json: AsJson = False,
@@ -146,6 +147,9 @@ def time_to_bleu(
     if learning_rate is not None and Marian.name not in chosen:
         what = "has no effect without the baseline hf"
         raise UsageError("--learning-rate", what, got=f"{learning_rate:g}", remedy="leave it out")
+    if learning_rate is not None and not 0 < learning_rate < math.inf:
+        what = "must be a number above 0"
+        raise UsageError("--learning-rate", what, got=f"{learning_rate:g}")
     trainings = list(
         build_runs(parsed, folder, chosen, numbers_in("--seeds", seeds), learning_rate)
     )

@@ -455,6 +455,10 @@ def test_table_reads_as_a_row_a_training():
             ["--baselines", "ours", "--learning-rate", "1e-3"],
             "--learning-rate: has no effect without the baseline hf (0.001); leave it out",
         ),
+        (["--learning-rate", "0"], "--learning-rate: must be a number above 0 (0)"),
+        (["--learning-rate", "-1e-3"], "--learning-rate: must be a number above 0 (-0.001)"),
+        (["--learning-rate", "inf"], "--learning-rate: must be a number above 0 (inf)"),
+        (["--learning-rate", "nan"], "--learning-rate: must be a number above 0 (nan)"),
         (["--seeds", "1,-2"], "--seeds: must be whole numbers with commas between (1,-2)"),
     ],
 )
