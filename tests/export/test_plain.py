@@ -248,8 +248,22 @@ def test_a_plain_folder_is_loaded_as_a_run_is(model, folder):
     ours = Translator.from_model(model.model, model.tokenizers, model.config, torch.device("cpu"))
     found = Translator.load(str(folder), device="cpu").translate(LINES, decoding=search)
     assert found == ours.translate(LINES, decoding=search)
-    with pytest.raises(CheckpointError, match=r"has no such checkpoint \(step-000004\)"):
+    with pytest.raises(CheckpointError, match=r"\(step-000004\); leave `checkpoint` out"):
         load_trained_model(run, "step-000004")
+
+
+def test_without_its_weights_a_plain_folder_is_told_from_a_run_without_a_checkpoint(model, folder):
+    (folder / "model.safetensors").unlink()
+
+    def refusal() -> str:
+        with pytest.raises(CheckpointError) as refused:
+            load_trained_model(RunDirectory(folder))
+        return str(refused.value)
+
+    what = f"{folder}: has no such checkpoint (best)"
+    assert refusal() == f"{what}; restore model.safetensors, or export the model again"
+    RunDirectory(folder).log_file.touch()
+    assert refusal() == f"{what}; train it first"
 
 
 def test_the_example_prints_the_best_of_the_beam(model, folder, monkeypatch, capsys):

@@ -222,8 +222,15 @@ def _find_checkpoint(run: RunDirectory, name: str) -> Path:
     else:
         directory = run.checkpoint(int(name)) if name.isdecimal() else run.checkpoints / name
     if directory is None or not directory.is_dir():
-        names = sorted(path.name for path in run.checkpoints.glob("[!.]*"))
-        remedy = f"there are {', '.join(names)}" if names else "train it first"
+        if names := sorted(path.name for path in run.checkpoints.glob("[!.]*")):
+            remedy = f"there are {', '.join(names)}"
+        elif run.log_file.exists() or not run.config_file.exists():
+            remedy = "train it first"
+        # A plain folder or an export: no training has been here.
+        elif name in ("best", "last"):
+            remedy = f"restore {MODEL_FILE}, or export the model again"
+        else:
+            remedy = "leave `checkpoint` out"
         raise CheckpointError(str(run.path), "has no such checkpoint", got=name, remedy=remedy)
     _check_intact(run, directory, (STATE_FILE,))
     return directory
