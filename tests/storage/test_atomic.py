@@ -370,3 +370,13 @@ def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
     write_json(tmp_path / "x.json", {"beam_size": np.int64(4), "length_penalty": np.float32(0.5)})
     written = json.loads((tmp_path / "x.json").read_text())
     assert written == {"beam_size": 4, "length_penalty": 0.5}
+
+
+@pytest.mark.parametrize("value", [{1}, np.zeros(1), object()])
+def test_what_json_has_not_is_refused_as_json_refuses_it(value, tmp_path):
+    with pytest.raises(TypeError) as expected:
+        json.dumps(value)
+    with pytest.raises(TypeError) as refused:
+        write_json(tmp_path / "x.json", {"value": value})
+    assert str(refused.value) == str(expected.value)
+    assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import operator
 import os
 import re
 import shutil
@@ -163,12 +162,19 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file in UTF-8 atomically; the names of files need not be UTF-8."""
-    # A number that a caller gives may be numpy's.
-    number = operator.methodcaller("item")
-    text = json.dumps(content, ensure_ascii=False, indent=2, default=number) + "\n"
+    text = json.dumps(content, ensure_ascii=False, indent=2, default=_plain_number) + "\n"
     with atomic_write(path) as temporary:
         # A surrogate, which stands for another byte, is escaped as in JSON.
         temporary.write_bytes(text.encode(errors="backslashreplace"))
+
+
+def _plain_number(value: object) -> object:
+    """Return a number of numpy, which a caller may give, as one that JSON has."""
+    import numpy as np
+
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def read_json(file: Path) -> Any:
