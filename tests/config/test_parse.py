@@ -421,6 +421,9 @@ def test_all_problems_come_at_once_in_the_order_of_the_file() -> None:
     ) == [
         "x.yaml:4: evaluation.blue: no such key; did you mean bleu?",
         "x.yaml:5: decoding.beam_size: must be at least 1 (0)",
+        "x.yaml:6: training.schedule.warmup_steps: must be at most training.max_steps 10 (400)",
+        "x.yaml:6: training.validate_every: must be at most training.max_steps 10, "
+        "or nothing is validated (1000)",
         "x.yaml:6: training.report_every: must be a whole number (often)",
         "x.yaml:7: model.num_heads: must divide dim 256 (3)",
         "x.yaml:8: tokenizer.vocab_size: must be at least 273 with byte_fallback, "
@@ -435,6 +438,37 @@ def test_consequence_of_a_broken_value_is_not_reported() -> None:
     assert complaints("model: {dim: 6, num_head: 3}") == [
         "x.yaml:4: model.num_head: no such key; did you mean num_heads?"
     ]
+
+
+@pytest.mark.parametrize("value", ["often", "'1'", "[1.0]", "{value: 1.0}", "true", "nan"])
+def test_what_is_no_number_hides_no_rule_between_other_keys(value: str) -> None:
+    text = (
+        "training: {clip_norm: %s, max_steps: 500, validate_every: 900}\n"
+        "tokenizer: {kind: char, shared: false}\n"
+    )
+    rules = complaints(text % "1.0")
+    assert [rule.split(": ")[1] for rule in rules] == [
+        "model.tie_embeddings",
+        "training.validate_every",
+    ]
+    (mistake,) = set(complaints(text % value)) - set(rules)
+    assert mistake.startswith("x.yaml:4: training.clip_norm: must be a number (")
+    assert sorted(complaints(text % value)) == sorted([mistake, *rules])
+
+
+@pytest.mark.parametrize(
+    ("section", "where"),
+    [
+        ("training: {max_steps: often, validate_every: 9000}", "training.max_steps"),
+        ("training: {keep_checkpoints: x, average_checkpoints: 5}", "training.keep_checkpoints"),
+        ("training: {ema_decay: 0.9, average_checkpoints: none}", "training.average_checkpoints"),
+        ("model: {num_heads: 3, dim: [6]}", "model.dim"),
+        ("decoding: {kind: greedy, max_length: x, min_length: 7}", "decoding.max_length"),
+    ],
+)
+def test_consequence_of_what_is_no_number_is_not_reported(section: str, where: str) -> None:
+    (complaint,) = complaints(section)
+    assert complaint.startswith(f"x.yaml:4: {where}: must be a whole number (")
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,15 @@ def parse_config(
 class _Builder:
     """Builds values from nodes and collects problems with their locations.
 
-    Each build method returns the value, or _FAILED after it has reported a problem.
+    Each build method returns the value, or _FAILED after it has reported a problem; in the place of
+    a number, NaN.
     """
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[tuple[_Order, Problem]] = []
         self.marks: dict[str, yaml.Mark] = {}
+        self.no_numbers = set[str]()  # paths of what stands in the place of a number
 
     def build(self, node: yaml.Node, hint: Any, path: str, default: Any = None) -> object:
         """Build a value of an annotation; `default` is the member of a union without `kind`."""
@@ -106,13 +108,18 @@ class _Builder:
         is_word = isinstance(node, yaml.ScalarNode) and node.value.lower() in _NULL_WORDS
         if value is _FAILED and is_optional and is_word:
             self._set_remedy(num_problems, "write null")
+        elif value is _FAILED and options in ([int], [float]):
+            # Out of all bounds, so `check` still judges the rules between other keys.
+            self.no_numbers.add(path)
+            return math.nan
         return value
 
     def check(self, value: object, path: str, hint: Any) -> None:
         """Report the limits and rules that a built value breaks."""
         if value is not _FAILED:
             for problem in check(value, path, hint):
-                self._fail(problem.where, problem.what, problem.got, problem.remedy)
+                if problem.where not in self.no_numbers:
+                    self._fail(problem.where, problem.what, problem.got, problem.remedy)
 
     def _build_one_of(
         self, node: yaml.Node, options: Sequence[Any], path: str, default: Any
