@@ -62,8 +62,8 @@ class Cleaning:
 
     Attributes:
         text: the pairs kept, in order.
-        record: JSON Lines of the pairs dropped: the number of the pair (`line`), the `reason`, and
-            `source` and `target`.
+        record: JSON Lines of the pairs dropped: the number of the pair among those read (`line`),
+            the `reason`, and `source` and `target`.
         report: the number of pairs kept, and of pairs dropped by reason.
         examples: the first rows of the record, by reason.
     """
