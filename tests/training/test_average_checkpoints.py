@@ -14,6 +14,7 @@ from toy import write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import ConfigError, Interrupted
+from tformer_cli.storage.atomic import remove_directory
 from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import load_trained_model
@@ -120,6 +121,18 @@ def test_a_training_may_begin_to_average_and_end_it(plain, averaging, toy, tmp_p
         trained(toy, resumed.path, *settings)
         for file in expected.checkpoint(24).glob("*.safetensors"):
             assert_equal(resumed.checkpoint(24) / file.name, file)
+
+
+def test_an_older_checkpoint_that_is_kept_as_the_best_does_not_count(plain, toy, tmp_path):
+    """A run that kept fewer begins to average: that of step 12 is there no more."""
+    run = copied(plain, tmp_path / "run")
+    run.point("last", run.checkpoint(18))
+    remove_directory(run.checkpoint(12))
+    trained(toy, run.path, *AVERAGING)
+    assert run.checkpoint(6).is_dir()
+    expected = mean_of([plain.checkpoint(step) / MODEL_FILE for step in (24, 18)])
+    for key, weight in load_file(run.checkpoint(24) / MODEL_FILE).items():
+        torch.testing.assert_close(weight.double(), expected[key], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("damage", ["a bit", "no file", "no checksums"])

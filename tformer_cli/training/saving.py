@@ -81,8 +81,12 @@ def _earlier_weights(run: RunDirectory, state: TrainState, log: Log) -> list[Pat
     assert state.config.average_checkpoints is not None
     # The checkpoint of this step may be there, saved by an interruption before its validation.
     earlier = [x for x in scheduled_checkpoints(run, state.config) if step_of(x) < state.step]
-    files = []
+    files, later = [], state.step
     for checkpoint in earlier[: -state.config.average_checkpoints : -1]:
+        # One that is kept as the best may be far behind: those between were dropped.
+        if any(map(state.config.saves_at, range(step_of(checkpoint) + 1, later))):
+            break
+        later = step_of(checkpoint)
         problem = verify_checksums(checkpoint, [STATE_FILE]) or verify_checksums(
             checkpoint, [trained_weights(checkpoint).name]
         )
