@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,10 @@ def shell(tformer, folder, monkeypatch):
         stdin = subprocess.check_output(["bash", "-c", before]) if is_piped else b""
         words = shlex.split(command)[1:]
         if words[0] == "train":
+            # What shortens a training may hide that a reader's command is refused.
+            settings = [word for pair in pairwise(words) if pair[0] == "--set" for word in pair]
+            shown = tformer("config", "show", words[1], *settings)
+            assert shown.exit_code == 0, f"{line}\n{shown.stderr}"
             words += CHANGES.get(words[1], [])
         result = tformer(*words, stdin=stdin)
         assert result.exit_code == 0, f"{line}\n{result.stderr}"
