@@ -1,13 +1,15 @@
 """The starter: what it writes, and that it is a good configuration."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from sentencepiece import SentencePieceProcessor
 
+from tformer_cli.config import starter
 from tformer_cli.config.load import check_data_files, load_config
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.starter import check_replaceable, write_starter
@@ -89,6 +91,40 @@ def test_sizes_grow_with_the_text(
     assert config.tokenizer == tokenizer
     assert config.model.dim == dim
     assert config.training.max_steps == max_steps
+
+
+def sizes_on_the_page() -> Iterator[tuple[int, list[str]]]:
+    """The largest number of pairs of each row of the table, and its other cells."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "own-text.md"
+    head, _, rows = page.read_text(encoding="utf-8").partition("| pairs | layers, width |")
+    assert head
+    for row in rows.partition("\n\n")[0].splitlines()[2:]:
+        pairs, *cells = row.strip("| ").split(" | ")
+        names = {"to a million": 1_000_000, "more": 1_000_001}
+        yield names.get(pairs) or int(pairs.removeprefix("to ").replace(",", "")), cells
+
+
+def test_the_page_has_the_sizes_of_each_starter(tmp_path: Path) -> None:
+    text = text_of(tmp_path)
+    limits = []
+    for num_pairs, cells in sizes_on_the_page():
+        file = written(
+            tmp_path / f"{num_pairs}.yaml", {"train": text, "valid": text}, num_pairs=num_pairs
+        )
+        config = load_config(file)
+        model, tokenizer, training = config.model, config.tokenizer, config.training
+        kind, rate = {"adamw": "AdamW", "muon": "Muon"}, training.optimizer.learning_rate
+        assert isinstance(model, EncoderDecoderConfig)
+        assert cells == [
+            f"{model.num_encoder_layers} + {model.num_decoder_layers}, {model.dim}",
+            f"{tokenizer.vocab_size:,}" if isinstance(tokenizer, SubwordConfig) else "characters",
+            f"{kind[training.optimizer.kind]}, {rate:.0e}".replace("e-0", "e-"),
+            f"{training.max_steps:,}, {training.batch_tokens:,}",
+        ]
+        limits.append(num_pairs)
+    # Each pair more is another row.
+    ends = [limit for limit, _ in starter._SIZES]
+    assert limits == [*ends[:-1], ends[-2] + 1]
 
 
 def test_a_text_counts_more_than_its_phrases(tmp_path: Path) -> None:
