@@ -21,6 +21,14 @@ REGULARIZERS = {
     "source_noise": "training.source_noise={drop: 0.2, replace: 0.1}",
     "subwords": "tokenizer={kind: subword, vocab_size: 300}; "
     "training.subword_sampling={kind: bpe_dropout, dropout: 0.3}",
+    "unigrams": "tokenizer={kind: subword, algorithm: unigram, vocab_size: 300}; "
+    "training.subword_sampling={kind: unigram}",
+    "moving_average": "training.ema_decay=0.9",
+    # Those that go together; the run is resumed within the steps in both directions.
+    "many": "training.consistency={kind: r_drop}; training.bidirectional_steps=20; "
+    "training.ema_decay=0.9; training.layer_drop=0.2; training.gradient_accumulation_steps=2; "
+    "training.source_noise={drop: 0.2, replace: 0.1}; "
+    "tokenizer={kind: subword, vocab_size: 300}; training.subword_sampling={kind: bpe_dropout}",
 }
 
 
