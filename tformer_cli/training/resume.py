@@ -22,8 +22,8 @@ from tformer_cli.storage.state import TrainingProgress, load_progress, verify_ch
 Log = Callable[[str], object]
 
 # Keys that do not change what training steps compute; `gradient_accumulation_steps` changes
-# dropout masks only. The training text is compared by the hash of its examples and their weights,
-# not by its path.
+# dropout masks, dropped layers and cut tokens only. The training text is compared by the hash of
+# its examples and their weights, not by its path.
 FREE_KEYS = (
     "data.source_language",
     "data.target_language",

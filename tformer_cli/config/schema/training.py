@@ -250,7 +250,7 @@ class TrainingConfig:
     """Maximum padded target tokens of an optimizer step; the same limit holds for source tokens."""
     gradient_accumulation_steps: Annotated[Count, Former("accumulate")] = 1
     """Micro-batches that each batch is split into, to save memory; the result is the same except
-    for dropout masks."""
+    for dropout masks, dropped layers and the tokens that SimCut cuts."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time, same result."""
     max_steps: Count = 20_000
