@@ -84,15 +84,15 @@ def parse_config(
 class _Builder:
     """Builds values from nodes and collects problems with their locations.
 
-    Each build method returns the value, or _FAILED after it has reported a problem; in the place of
-    a number, NaN.
+    Each build method returns the value, or after it has reported a problem _FAILED, or NaN where a
+    number is wanted.
     """
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[tuple[_Order, Problem]] = []
         self.marks: dict[str, yaml.Mark] = {}
-        self.no_numbers = set[str]()  # paths of what stands in the place of a number
+        self.no_numbers = set[str]()  # paths where a number is wanted, and none is
 
     def build(self, node: yaml.Node, hint: Any, path: str, default: Any = None) -> object:
         """Build a value of an annotation; `default` is the member of a union without `kind`."""

@@ -193,7 +193,7 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
 
 def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     try:
-        # `force` leaves out a warning of tokenized text; `tokenized_warning` takes its place.
+        # `force` leaves out sacrebleu's warning of tokenized text; `tokenized_warning` is ours.
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except OSError as error:
         what = "needs a model that sacrebleu cannot download"
@@ -210,7 +210,7 @@ def _bleu(tokenize: str, lowercase: bool) -> BLEU:
 
 def tokenized_warning(metric: Metric, references: Sequence[str]) -> Problem | None:
     """Return what says that BLEU tokenizes references that are tokenized, if so."""
-    tokenizer = next(iter(_SPLITTING & set(metric.options)), None)
+    tokenizer = next((option for option in metric.options if option in _SPLITTING), None)
     num_tokenized = sum(reference.endswith(" .") for reference in references)
     if tokenizer is None or 2 * num_tokenized <= len(references):
         return None
