@@ -121,8 +121,12 @@ def num_threads() -> int:
 
 
 def begin_child() -> None:
-    """Prepare a child process: ignore Ctrl-C, and end when the parent ends, however it does."""
+    """Prepare a child process: ignore Ctrl-C, and end when the parent ends, however it does.
+
+    SIGTERM ends it, whatever the parent does on one.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel

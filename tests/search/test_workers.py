@@ -240,6 +240,20 @@ def test_processes_end_with_their_engine():
     assert len(second.translate(requests(5), SEARCHES[0])) == 5
 
 
+def test_sigterm_ends_a_process_whatever_this_one_does_on_it():
+    received: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        workers = WorkersEngine(Slow(), 1)
+        workers.translate(asked([7, 3]), SEARCHES[0])
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    (process,) = workers.processes
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(30)
+    assert (process.exitcode, received) == (-signal.SIGTERM, [])
+
+
 def test_a_process_that_is_forked_has_its_own_and_leaves_those_of_the_first_alone():
     workers, inputs = WorkersEngine(Slow(), 2), asked([7, 3], [8, 9, 3])
     expected = workers.translate(inputs, SEARCHES[0])
@@ -247,12 +261,17 @@ def test_a_process_that_is_forked_has_its_own_and_leaves_those_of_the_first_alon
     gc.collect()
     copy = os.fork()
     if not copy:
-        begun = [process.pid for process in workers.processes]
-        is_right = workers.translate(inputs, SEARCHES[0]) == expected
-        own = [process.pid for process in workers.processes]
-        del workers
-        gc.collect()
-        os._exit(0 if is_right and len({*begun, *own}) == 4 else 1)
+        code = 1
+        try:
+            begun = [process.pid for process in workers.processes]
+            is_right = workers.translate(inputs, SEARCHES[0]) == expected
+            own = [process.pid for process in workers.processes]
+            del workers
+            gc.collect()
+            code = 0 if is_right and len({*begun, *own}) == 4 else 1
+        finally:
+            # An error would go on as a second run of the tests.
+            os._exit(code)
     assert os.waitpid(copy, 0)[1] == 0
     assert [process.is_alive() for process in workers.processes] == [True, True]
     assert workers.translate(inputs, SEARCHES[0]) == expected

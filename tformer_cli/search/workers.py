@@ -58,7 +58,7 @@ class WorkersEngine(Engine):
         self.processes: list[ForkProcess] = []
         self._connections: list[Connection] = []
         # Closed pipes would not end the workers, as later workers hold copies of them.
-        weakref.finalize(self, _terminate, self._owner, self.processes)
+        weakref.finalize(self, _kill, self._owner, self.processes)
 
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:
         self.engine.check(requests, config, nbest)
@@ -80,11 +80,11 @@ class WorkersEngine(Engine):
 
     def _replace_workers(self) -> None:
         """End the workers, if they are those of this process, so that others start."""
-        _terminate(self._owner, self.processes)
+        _kill(self._owner, self.processes)
         self._owner = os.getpid()
         self.processes = []
         self._connections = []
-        weakref.finalize(self, _terminate, self._owner, self.processes)
+        weakref.finalize(self, _kill, self._owner, self.processes)
 
     def _start_workers(self, num_workers: int) -> None:
         """Start workers until there are so many."""
@@ -169,11 +169,12 @@ def with_workers(engine: NativeEngine, workers: int | None) -> Engine:
     return WorkersEngine(engine, workers)
 
 
-def _terminate(owner: int, processes: Sequence[ForkProcess]) -> None:
+def _kill(owner: int, processes: Sequence[ForkProcess]) -> None:
     """End processes, unless this process is a fork of their owner."""
     if os.getpid() == owner:
         for process in processes:
-            process.terminate()
+            # A worker that has just been forked still has the SIGTERM handler of this process.
+            process.kill()
             process.join()
 
 
