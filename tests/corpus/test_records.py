@@ -242,6 +242,18 @@ def test_units_of_a_language_and_its_region_have_their_direction(
     assert pairs_of(file, languages=wanted) == [("b", "a") if is_exchanged else ("a", "b")]
 
 
+@pytest.mark.parametrize(
+    "languages", [("en-US", "de"), ("en_US", "de"), ("eng-us", "deu_Latn"), ("en_US", "de_AT")]
+)
+def test_an_exact_tag_of_a_header_comes_before_its_relatives(
+    tmp_path: Path, languages: tuple[str, str]
+) -> None:
+    rows = [("en-GB", "en-US", "de-AT"), ("colour", "color", "Farbe")]
+    file = tmp_path / "a.tsv"
+    file.write_text("".join("\t".join(row) + "\n" for row in rows))
+    assert pairs_of(file, languages=languages) == [("color", "Farbe")]
+
+
 FIVE = [(f"source {number}", f"Ziel {number}") for number in range(5)]
 
 

@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tformer_cli.text.language import (
     base_language,
+    choose_languages,
     is_language_code,
     language_of_name,
     language_of_script,
@@ -127,3 +130,40 @@ def test_codes_of_a_language_have_its_scripts(code: str, other: str) -> None:
 )
 def test_tags_of_codes_name_a_script_where_there_are_several(code: str, tag: str) -> None:
     assert language_tag(code) == tag
+
+
+# Each code with its language and its tag.
+CODES = {
+    "pt": ("pt", "pt"),
+    "POR": ("pt", "pt"),
+    "por_Latn": ("pt", "pt"),
+    "pt-BR": ("pt", "pt-BR"),
+    "pt_br": ("pt", "pt-BR"),
+    "pt-PT": ("pt", "pt-PT"),
+    "zh": ("zh", "zh"),
+    "zho_Hant": ("zh", "zh-Hant"),
+    "zh-hant": ("zh", "zh-Hant"),
+    "zh_Hans": ("zh", "zh-Hans"),
+    "de-AT": ("de", "de-AT"),
+    "x": ("x", "x"),
+}
+CODE = st.sampled_from(list(CODES))
+
+
+@given(st.lists(CODE, unique=True), st.tuples(CODE, CODE))
+def test_each_side_has_its_own_code_of_its_language(codes, wanted) -> None:
+    # All pairs that keep the rules; of codes of one tag, the first counts.
+    firsts = [
+        code for code in codes if CODES[code] not in map(CODES.get, codes[: codes.index(code)])
+    ]
+    exact = [[code for code in firsts if CODES[code] == CODES[own]] for own in wanted]
+    related = [[code for code in firsts if CODES[code][0] == CODES[own][0]] for own in wanted]
+    pairs = [
+        (source, target)
+        for source in exact[0] or [*related[0], None]
+        for target in exact[1] or [*related[1], None]
+        if source is None or source != target or exact[0] == exact[1] == [source]
+    ]
+    order = [*codes, None]
+    first = min(pairs, key=lambda pair: [order.index(code) for code in pair])
+    assert choose_languages(codes, wanted) == list(first)

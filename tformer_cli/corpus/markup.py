@@ -8,7 +8,7 @@ from tformer_cli.config.schema.text import PairsFile
 from tformer_cli.corpus.lines import open_decompressed
 from tformer_cli.corpus.tables import Record
 from tformer_cli.errors import DataError
-from tformer_cli.text.language import base_language, language_tag
+from tformer_cli.text.language import base_language, choose_languages, language_tag
 
 # Elements of TMX and XLIFF whose content is markup of another format.
 _CODES = {"bpt", "ept", "ph", "it", "ut"}
@@ -28,7 +28,7 @@ def read_tmx(text: PairsFile) -> Iterator[Record]:
     """Yield the records of a translation memory (TMX 1.4b): a `tu` each."""
     languages = text.languages or ("source", "target")
     for unit in _units(text, _TmxParser(str(text.pairs))):
-        chosen = _chosen(unit.texts, languages)
+        chosen = choose_languages(unit.texts, languages)
         missing = [code for code, own in zip(languages, chosen, strict=True) if own is None]
         if missing:
             got = ", ".join(unit.texts) or "no text"
@@ -205,20 +205,6 @@ def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
                 ) from None
             yield from parser.units
             parser.units.clear()
-
-
-def _chosen(texts: Mapping[str, str], wanted: tuple[str, str]) -> list[str | None]:
-    """Return the language of each side: that of the same tag, else the first of the same language.
-
-    Of `pt` and `pt-BR`, the text of one is not that of the other.
-    """
-    tags = {language_tag(language): language for language in reversed(list(texts))}
-    chosen = [tags.get(language_tag(code)) for code in wanted]
-    for side, code in enumerate(wanted):
-        if chosen[side] is None:
-            same = (own for own in texts if base_language(own) == base_language(code))
-            chosen[side] = next((own for own in same if own not in chosen), None)
-    return chosen
 
 
 def _order(languages: tuple[str, str], wanted: tuple[str, str]) -> tuple[str, str] | None:

@@ -190,6 +190,23 @@ def languages_of_name(file: Path) -> tuple[str, str] | None:
     return None
 
 
+def choose_languages(codes: Iterable[str], wanted: tuple[str, str]) -> list[str | None]:
+    """Return the code of each side: the first of the same tag, else the first of the same language.
+
+    Of `pt` and `pt-BR`, the text of one is not that of the other.
+    """
+    by_tag: dict[str, str] = {}
+    for code in codes:
+        by_tag.setdefault(language_tag(code), code)
+    chosen = [by_tag.get(language_tag(language)) for language in wanted]
+    for side, language in enumerate(wanted):
+        if chosen[side] is None:
+            base = base_language(language)
+            same = (code for tag, code in by_tag.items() if base_language(tag) == base)
+            chosen[side] = next((code for code in same if code not in chosen), None)
+    return chosen
+
+
 def side_names(languages: tuple[str, str]) -> tuple[str, str]:
     """Return what the names of both files of a parallel text end with: its languages."""
     source, target = languages
