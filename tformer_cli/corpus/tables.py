@@ -16,7 +16,7 @@ from tformer_cli.corpus.lines import (
 )
 from tformer_cli.errors import DataError
 from tformer_cli.storage.atomic import parse_json
-from tformer_cli.text.language import base_language, choose_languages, is_language_code
+from tformer_cli.text.language import choose_languages, is_language_code
 
 # A pair, or the error of a record that holds none.
 Record = tuple[str, str] | DataError
@@ -212,7 +212,7 @@ def _chosen_columns(
         # `en-GB` or `eng` for `en`, and the other way round.
         codes = [name for name in names if is_language_code(name)]
         first, second = choose_languages(codes, text.languages)
-        if first and second and base_language(first) != base_language(second):
+        if first and second:
             return (names.index(first), names.index(second)), True
     fields = text.source_field or "1", text.target_field or "2"
     if not all(field.isdecimal() and int(field) for field in fields):
