@@ -223,6 +223,24 @@ def test_no_text_is_that_of_a_language_and_of_its_region(
 
 
 @pytest.mark.parametrize(
+    ("source", "codes", "expected"),
+    [
+        ("pt-BR", ["pt", "pt-BR"], ["pt-BR", "pt"]),
+        ("pt_br", ["en", "pt-PT", "pt-BR"], ["pt-BR", "pt-PT", "en"]),
+        ("pt", ["en", "pt-BR"], ["pt-BR", "en"]),
+        ("*all*", ["pt", "pt-BR"], ["pt", "pt-BR"]),
+    ],
+)
+def test_the_source_language_of_a_memory_comes_first(
+    tmp_path: Path, source: str, codes: list[str], expected: list[str]
+) -> None:
+    file = tmp_path / "a.tmx"
+    texts = "".join(f'<tuv xml:lang="{code}"><seg>a</seg></tuv>' for code in codes)
+    file.write_text(f'<tmx><header srclang="{source}"/><body><tu>{texts}</tu></body></tmx>')
+    assert declared_languages(PairsFile(pairs=file)) == expected
+
+
+@pytest.mark.parametrize(
     ("own", "wanted", "is_exchanged"),
     [
         (("pt", "pt-BR"), ("pt-BR", "pt"), True),

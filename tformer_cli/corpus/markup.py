@@ -60,9 +60,8 @@ def tmx_languages(text: PairsFile) -> list[str]:
     """Return the languages of the first unit of a translation memory, the source first."""
     parser = _TmxParser(str(text.pairs))
     texts = next(iter(_units(text, parser)), _Unit(0)).texts
-    return sorted(
-        texts, key=lambda tag: base_language(tag) != base_language(parser.source_language)
-    )
+    source, rules = parser.source_language, (language_tag, base_language)
+    return sorted(texts, key=lambda tag: [rule(tag) != rule(source) for rule in rules])
 
 
 def xliff_languages(text: PairsFile) -> list[str]:
