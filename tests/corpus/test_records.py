@@ -276,6 +276,21 @@ def test_an_exact_tag_of_a_header_comes_before_its_relatives(
     assert pairs_of(file, languages=languages) == [("color", "Farbe")]
 
 
+def test_a_file_within_xliff_has_no_language_of_another(tmp_path: Path) -> None:
+    unit = "<trans-unit><source>{}</source><target>{}</target></trans-unit>"
+    files = [
+        f'<file source-language="en" target-language="de">{unit.format("a", "A")}</file>',
+        f'<file source-language="en">{unit.format("b", "B")}</file>',
+        f'<file source-language="de" target-language="en">{unit.format("c", "C")}</file>',
+    ]
+    path = tmp_path / "a.xlf"
+    path.write_text(f"<xliff>{''.join(files)}</xliff>")
+    assert pairs_of(path) == [("a", "A"), ("b", "B"), ("C", "c")]
+    path.write_text(f"<xliff>{''.join(files[:2])}</xliff>")
+    with pytest.warns(SkippedRecordsWarning, match=r"\(1\).* is not from en to fr \(en to de\)"):
+        assert pairs_of(path, languages=("en", "fr"), on_error="skip") == [("b", "B")]
+
+
 FIVE = [(f"source {number}", f"Ziel {number}") for number in range(5)]
 
 

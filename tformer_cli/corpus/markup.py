@@ -160,9 +160,11 @@ class _XliffParser(_UnitParser):
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
         if name in ("xliff", "file"):
-            source = attributes.get("source-language") or attributes.get("srcLang")
-            target = attributes.get("target-language") or attributes.get("trgLang")
-            self.languages = source or self.languages[0], target or self.languages[1]
+            source = attributes.get("source-language") or attributes.get("srcLang") or ""
+            target = attributes.get("target-language") or attributes.get("trgLang") or ""
+            # A file of XLIFF 2 has those of the root.
+            if source or target:
+                self.languages = source, target
         elif name in ("trans-unit", "segment"):
             self.begin_unit(self.languages)
         elif name == "alt-trans":
