@@ -223,9 +223,9 @@ def are_exchanged(given: Sequence[str | None], named: Sequence[str | None]) -> b
         return False
     # Of one language, regions or scripts count: `zh-CN` and `zh-TW`.
     is_one_language = len(set(map(base_language, names))) == 1
-    folded = str.lower if is_one_language else base_language
-    source, target = map(folded, names)
-    wanted = [code and folded(code) for code in given]
+    rule = language_tag if is_one_language else base_language
+    source, target = map(rule, names)
+    wanted = [code and rule(code) for code in given]
     return source != target and wanted[0] in (None, target) and wanted[1] in (None, source)
 
 
