@@ -447,8 +447,8 @@ def test_new_reads_a_file_of_pairs_in_the_direction_asked_for(
 
 
 def test_new_refuses_columns_in_the_other_direction(folder: Path) -> None:
-    Path("a.en-de.tsv").write_text("a0\tb0\na1\tb1\na2\tb2\n", encoding="utf-8")
     words = ("new", "a.en-de.tsv", "--target-language", "en")
+    Path("a.en-de.tsv").write_text("OK\tOK\na0\tb0\na1\tb1\na2\tb2\n", encoding="utf-8")
     assert complaint(UsageError, *words) == (
         "--target-language: is the language of the other side by the name of the file (en); "
         "name source and target by --fields"

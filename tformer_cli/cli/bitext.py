@@ -116,7 +116,9 @@ def _chosen_by_language(text: PairsFile, languages: Sequence[str | None]) -> boo
 
     source, target = map(str, languages)
     orders = (source, target), (target, source)
-    first, other = (next(read_rows(replace(text, languages=order)), ()) for order in orders)
+    rows = (read_rows(replace(text, languages=order)) for order in orders)
+    # A pair of equal sides is the same in any order.
+    first, other = (next((row for row in each if row[0] != row[1]), ()) for each in rows)
     return first == other[::-1]
 
 
