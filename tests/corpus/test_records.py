@@ -11,6 +11,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from bitexts import NEEDS_PYARROW, WRITERS, json_lines, tmx, tsv, write, xliff
@@ -541,6 +542,16 @@ def test_xml_in_an_encoding_that_is_not_read_is_refused(tmp_path: Path, name: st
             rf"{file}: must be UTF-8 \(.+\); convert it, and its XML declaration with it",
             refusal(file),
         )
+
+
+@pytest.mark.parametrize("name", ["a.tmx", "a.xlf"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_xml_of_elementtree_is_read(tmp_path: Path, name: str, mark: bytes) -> None:
+    root = ElementTree.fromstring(write(tmp_path, name, PAIRS).read_bytes())
+    written = ElementTree.tostring(root, encoding="utf8")
+    assert b"'utf8'" in written
+    (tmp_path / name).write_bytes(mark + written)
+    assert pairs_of(tmp_path / name) == PAIRS
 
 
 def test_a_unit_within_a_text_begins_anew(tmp_path: Path) -> None:

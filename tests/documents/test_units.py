@@ -206,6 +206,13 @@ def test_tags_that_begin_and_end_go_around_their_words(read, begin, end):
     assert segment == Segment("a b c", (Tag(2, 3, begin, end),))
 
 
+def test_xml_of_elementtree_is_read(read):
+    root = ElementTree.fromstring(tmx(("en", "<seg>größer</seg>")))
+    content = ElementTree.tostring(root, encoding="utf8").decode()
+    assert "'utf8'" in content
+    assert upper(read(content)).count("<seg>GRÖSSER</seg>") == 1
+
+
 def test_names_may_have_a_prefix(read):
     content = (
         '<x:xliff xmlns:x="x" xmlns:y="y"><x:trans-unit><x:source>a <x:g id="1">b</x:g>'

@@ -1,5 +1,6 @@
 """Records of translation memories: TMX and XLIFF, read as a stream."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.parsers import expat
@@ -12,6 +13,10 @@ from tformer_cli.text.language import base_language, choose_languages, language_
 
 # Elements of TMX and XLIFF whose content is markup of another format.
 _CODES = {"bpt", "ept", "ph", "it", "ut"}
+# As Python's ElementTree declares UTF-8; expat knows it by its other name alone.
+_UTF8 = re.compile(
+    rb"""\A((?:\xef\xbb\xbf)?<\?xml\b[^>]*\bencoding\s*=\s*["'])utf8\b""", re.IGNORECASE
+)
 _CHUNK_BYTES = 1 << 16
 
 
@@ -190,7 +195,7 @@ def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
     with open_decompressed(text.pairs) as stream:
         is_final = False
         while not is_final:
-            chunk = stream.read(_CHUNK_BYTES)
+            chunk = _UTF8.sub(rb"\1utf-8", stream.read(_CHUNK_BYTES))
             is_final = not chunk
             try:
                 parser.expat.Parse(chunk, is_final)

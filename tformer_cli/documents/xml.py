@@ -119,7 +119,7 @@ class _Builder:
             element.end = text.index(">", element.content_end) + 1
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
-        if (encoding or "utf-8").lower() not in ("utf-8", "us-ascii"):
+        if (encoding or "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
             remedy = "convert the document"
             raise DataError(self.content.where(0), "must be UTF-8", got=encoding, remedy=remedy)
 
