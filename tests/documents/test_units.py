@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tformer_cli.documents.carry import Alignment, carry_tags
@@ -69,6 +69,30 @@ def test_languages_of_a_memory_may_have_regions(read, source, target, texts):
     content = tmx(*variants, ("en-US", "<seg>b</seg>"))
     document = read(content, source_language=source, target_language=target)
     assert [segment.text for segment in document.segments] == texts
+
+
+OWN = ["en", "EN-us", "en_GB", "en-gb", "de", "de_AT", "pt", "pt-BR", "pt_br", "pt-PT", ""]
+TAG = st.sampled_from(["en", "en-GB", "de", "de-CH", "pt", "pt-BR", "pt-PT"])
+
+
+@given(st.lists(st.sampled_from(OWN), unique=True), st.tuples(TAG, TAG))
+@example(["en_GB", "EN-us", "en-gb"], ("en", "de"))
+def test_a_unit_is_translated_unless_it_has_the_language(read, codes, languages):
+    own = [tuple(code.lower().replace("_", "-").split("-")) for code in codes]
+    wanted = [tuple(tag.lower().split("-")) for tag in languages]
+    firsts = [i for i, code in enumerate(own) if code not in own[:i]]
+    exact = [[i for i in firsts if own[i] == tag] for tag in wanted]
+    # A language and its region, but not two regions of it.
+    related = [
+        [i for i in firsts if own[i][0] == tag[0] and 1 in (len(own[i]), len(tag))]
+        for tag in wanted
+    ]
+    source = next(iter(exact[0] or [i for i in related[0] if i not in exact[1]]), None)
+    target = next(iter(exact[1] or [i for i in related[1] if i != source]), None)
+    content = tmx(*((code, f"<seg>text {i}</seg>") for i, code in enumerate(codes)))
+    document = read(content, source_language=languages[0], target_language=languages[1])
+    expected = [] if source is None or target is not None else [f"text {source}"]
+    assert [segment.text for segment in document.segments] == expected
 
 
 @pytest.mark.parametrize(

@@ -96,24 +96,26 @@ def _variants(unit: Element, languages: tuple[str, str]) -> list[Element | None]
 
     Of `pt` and `pt-BR`, that of one is not that of the other.
     """
-    variants = {
-        (variant.attributes.get("xml:lang") or variant.attributes.get("lang") or "")
-        .lower()
-        .replace("_", "-"): variant
-        for variant in reversed(unit.children)
-        if variant.name == "tuv"
-    }
-    wanted = [language.lower().replace("_", "-") for language in languages]
+    variants: dict[str, Element] = {}
+    for variant in unit.children:
+        if variant.name == "tuv":
+            language = variant.attributes.get("xml:lang") or variant.attributes.get("lang") or ""
+            variants.setdefault(_folded(language), variant)
+    wanted = [_folded(language) for language in languages]
     chosen = [variants.get(code) for code in wanted]
     for side, code in enumerate(wanted):
         if chosen[side] is None:
             relatives = (
                 variant
-                for own, variant in reversed(variants.items())
+                for own, variant in variants.items()
                 if own and (own.startswith(f"{code}-") or code.startswith(f"{own}-"))
             )
             chosen[side] = next((each for each in relatives if each not in chosen), None)
     return chosen
+
+
+def _folded(language: str) -> str:
+    return language.lower().replace("_", "-")
 
 
 def _empty(content: Content, source: Element, target: Element) -> Iterator[Entry]:
