@@ -1,6 +1,7 @@
 """Language of a text, by its file name or by its script."""
 
 import collections
+import functools
 import itertools
 import re
 import unicodedata
@@ -135,6 +136,8 @@ def base_language(code: str) -> str:
     return _TWO_LETTERS.get(main, main)
 
 
+# Each unit of a memory names the same two or three.
+@functools.lru_cache(maxsize=256)
 def language_tag(code: str) -> str:
     """Return the language tag (BCP 47) of a code: `pt-BR` of `pt_BR`, `de` of `deu_Latn`.
 
