@@ -13,7 +13,7 @@ from torch import Tensor
 from toy import write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.errors import ConfigError, Interrupted
+from tformer_cli.errors import CheckpointError, ConfigError, Interrupted
 from tformer_cli.storage.atomic import remove_directory
 from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_progress
@@ -93,6 +93,32 @@ def test_the_mean_and_its_score_are_those_of_the_command_average(plain, averagin
     assert_equal(last / MODEL_FILE, average.checkpoint / MODEL_FILE)
     assert load_progress(last).score == average.score
     assert average.score != load_progress(plain.checkpoint(24)).score
+
+
+@pytest.mark.parametrize(
+    "settings", [AVERAGING, (*PLAIN, "training.ema_decay=0.9")], ids=["mean", "moving average"]
+)
+def test_the_command_average_takes_what_was_trained_and_no_average(plain, toy, tmp_path, settings):
+    run = trained(toy, tmp_path / "run", *settings)
+    average = average_checkpoints(run, "last", 4, device=CPU)
+    expected = mean_of([plain.checkpoint(step) / MODEL_FILE for step in STEPS])
+    for key, weight in load_file(average.checkpoint / MODEL_FILE).items():
+        torch.testing.assert_close(weight.double(), expected[key], rtol=1e-6, atol=1e-9)
+    assert not (average.checkpoint / RAW_MODEL_FILE).exists()
+
+
+def test_the_command_average_refuses_trained_weights_that_are_damaged(averaging, tmp_path):
+    run = copied(averaging, tmp_path / "run")
+    file = run.checkpoint(18) / RAW_MODEL_FILE
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError) as raised:
+        average_checkpoints(run, "last", 2, device=CPU)
+    assert str(raised.value) == (
+        f"{run.checkpoint(18)}: is damaged: {RAW_MODEL_FILE} does not match its checksum; "
+        "train on for another one, or average fewer"
+    )
 
 
 def test_translations_are_by_the_mean(averaging):

@@ -202,7 +202,8 @@ def average(
     """Average checkpoints of a run, and use the average if it is better.
 
     The average is scored on the validation text. If the run is finished and the average is better
-    than its best checkpoint, `best` points to the average.
+    than its best checkpoint, `best` points to the average. It is a mean of the trained weights, not
+    of averages that the training keeps of them.
 
     Example: tformer average runs/multi30k --last 5
     """

@@ -26,9 +26,10 @@ from tformer_cli.storage.state import (
     ANOTHER_CHECKPOINT,
     RESTORE_CONFIG,
     TrainingProgress,
-    check_intact,
     save_progress,
     tensor_file_errors,
+    trained_weights,
+    verify_trained_weights,
     write_checksums,
 )
 
@@ -148,12 +149,18 @@ def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE)
 
 
 def load_average(directories: Sequence[Path], model: nn.Module) -> None:
-    """Set each weight of a model to its mean over several checkpoints."""
+    """Set each weight of a model to its mean over several checkpoints.
+
+    It is a mean of the weights that were trained, whatever averages lie beside them.
+    """
     for directory in directories:
-        check_intact(directory, "train on for another one, or average fewer")
-    first, *others = directories
-    load_weights(first, model)
-    average_with([other / MODEL_FILE for other in others], model)
+        problem = verify_trained_weights(directory)
+        if problem is not None:
+            remedy = "train on for another one, or average fewer"
+            raise CheckpointError(problem.where, problem.what, got=problem.got, remedy=remedy)
+    first, *others = map(trained_weights, directories)
+    load_weights(first.parent, model, first.name)
+    average_with(others, model)
 
 
 @torch.no_grad()

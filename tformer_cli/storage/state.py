@@ -205,13 +205,6 @@ def verify_checksums(directory: Path, names: Collection[str] | None = None) -> P
     return None
 
 
-def check_intact(directory: Path, remedy: str) -> None:
-    """Refuse a checkpoint whose weights are not those that were saved."""
-    problem = verify_checksums(directory, INFERENCE_FILES)
-    if problem is not None:
-        raise CheckpointError(problem.where, problem.what, got=problem.got, remedy=remedy)
-
-
 def _checksums(directory: Path) -> dict[str, str]:
     """Return the checksums of a checkpoint by file name."""
     file = directory / CHECKSUMS_FILE
@@ -236,6 +229,13 @@ def trained_weights(directory: Path) -> Path:
     """
     has_average = RAW_MODEL_FILE in _checksums(directory)
     return directory / (RAW_MODEL_FILE if has_average else MODEL_FILE)
+
+
+def verify_trained_weights(directory: Path) -> Problem | None:
+    """Return what is wrong with the state, or with the weights that training resumes with."""
+    return verify_checksums(directory, [STATE_FILE]) or verify_checksums(
+        directory, [trained_weights(directory).name]
+    )
 
 
 def metadata_of(notes: Mapping[str, str]) -> dict[str, str]:

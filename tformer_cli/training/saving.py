@@ -37,6 +37,7 @@ from tformer_cli.storage.state import (
     load_progress,
     trained_weights,
     verify_checksums,
+    verify_trained_weights,
 )
 from tformer_cli.storage.trained_model import TrainedNetwork, load_trained_network
 from tformer_cli.training.resume import Log, scheduled_checkpoints
@@ -87,9 +88,7 @@ def _earlier_weights(run: RunDirectory, state: TrainState, log: Log) -> list[Pat
         if any(map(state.config.saves_at, range(step_of(checkpoint) + 1, later))):
             break
         later = step_of(checkpoint)
-        problem = verify_checksums(checkpoint, [STATE_FILE]) or verify_checksums(
-            checkpoint, [trained_weights(checkpoint).name]
-        )
+        problem = verify_trained_weights(checkpoint)
         if problem is None:
             files.append(trained_weights(checkpoint))
         else:
