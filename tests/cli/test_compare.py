@@ -128,7 +128,8 @@ def by_several_candidates(run, tformer):
 
 
 def by_an_ensemble(run, tformer):
-    tformer("eval", run, "--ensemble", run)
+    copy = shutil.copytree(run, run.with_name("copy"))
+    tformer("eval", run, "--ensemble", copy)
 
 
 def by_another_precision(run, tformer):

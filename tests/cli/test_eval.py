@@ -303,7 +303,8 @@ def test_an_ensemble_is_judged_as_one(toy_run, tformer, tmp_path):
     assert (one[0], two[0], both[0]) == (1, 1, 2)
     # The logarithm of a mean is above the mean of the logarithms.
     assert both[1] < (one[1] + two[1]) / 2
-    assert losses(toy_run, "--ensemble", toy_run) == (2, pytest.approx(one[1], rel=1e-5))
+    copy = shutil.copytree(toy_run, tmp_path / "copy")
+    assert losses(toy_run, "--ensemble", copy) == (2, pytest.approx(one[1], rel=1e-5))
     head = tformer("eval", toy_run, "--ensemble", other, "--split", "valid").stdout.splitlines()[0]
     assert head.endswith(", ensemble of 2")
 

@@ -550,9 +550,21 @@ def other_run(toy_run, tmp_path) -> Path:
     return run
 
 
-def test_a_run_with_itself_translates_as_it_does_alone(toy_run, tformer, source):
+def test_a_run_with_its_copy_translates_as_it_does_alone(toy_run, tformer, source, tmp_path):
+    copy = shutil.copytree(toy_run, tmp_path / "copy")
     alone = tformer("translate", toy_run, "-i", source).stdout
-    assert tformer("translate", toy_run, "-i", source, "--ensemble", toy_run).stdout == alone
+    assert tformer("translate", toy_run, "-i", source, "--ensemble", copy).stdout == alone
+
+
+def test_a_run_that_is_named_twice_is_refused(toy_run, tformer, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(toy_run)
+    for command in ("translate", "eval"):
+        result = tformer(command, toy_run, "--ensemble", link, stdin="ab\n")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == (
+            f"--ensemble: names a run twice ({toy_run} and {link}); name each once\n"
+        )
 
 
 def test_python_and_command_line_ensembles_translate_alike(toy_run, other_run, tformer, source):

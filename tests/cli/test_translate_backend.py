@@ -129,8 +129,9 @@ def test_auto_leaves_to_our_own_engine_what_the_other_lacks(toy_run, tformer, wo
 @pytest.mark.parametrize(
     "words", [("--precision", "bfloat16"), ("--workers", "2"), ("--ensemble", "RUN")]
 )
-def test_auto_is_our_own_engine_where_an_option_is_its(run, tformer, words):
-    words = [run if word == "RUN" else word for word in words]
+def test_auto_is_our_own_engine_where_an_option_is_its(run, tformer, words, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    words = [copy if word == "RUN" else word for word in words]
     result = tformer("translate", run, *words, stdin="abc\n")
     assert (result.exit_code, result.stderr) == (0, "")
     assert not exported(run)

@@ -295,7 +295,7 @@ def test_another_ensemble_is_refused(make, teachers):
     one, other = teachers
     assert killed(lambda: make(SHORT, [one], ensemble=[other]), 24)
     with pytest.raises(TformerError, match=r"different model, teachers|different teachers, model"):
-        make(SHORT, [one], ensemble=[one])
+        make(SHORT, [other], ensemble=[one])
     with pytest.raises(TformerError, match=r"different model, teachers|different teachers, model"):
         make(SHORT, [one])
 

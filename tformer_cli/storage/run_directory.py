@@ -12,6 +12,8 @@ A checkpoint is a folder of safetensors and JSON files; nothing in it is ever un
 
 import os
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +92,13 @@ class RunDirectory:
 def is_converted(folder: Path) -> bool:
     """Return whether another program wrote a folder for CTranslate2; our exports have a config."""
     return (folder / EXPORT_FILE).is_file() and not RunDirectory(folder).config_file.exists()
+
+
+def named_twice(folders: Iterable[str | os.PathLike[str]]) -> str:
+    """Return the names of folders that come twice, by whatever paths; empty if all differ."""
+    names = [str(folder) for folder in folders]
+    times = Counter(map(os.path.realpath, names))
+    return " and ".join(dict.fromkeys(name for name in names if times[os.path.realpath(name)] > 1))
 
 
 def step_of(checkpoint: Path) -> int:

@@ -14,7 +14,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.renamed import current_settings
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, UsageError
 from tformer_cli.storage.atomic import file_checksum, read_json
 from tformer_cli.storage.run_directory import (
     EXPORT_FILE,
@@ -22,6 +22,7 @@ from tformer_cli.storage.run_directory import (
     STATE_FILE,
     RunDirectory,
     is_converted,
+    named_twice,
 )
 from tformer_cli.storage.state import (
     INFERENCE_FILES,
@@ -254,6 +255,8 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
 
     The config of the first run counts, so the others must translate texts as long.
     """
+    if twice := named_twice(run.path for run in runs):
+        raise UsageError("`ensemble`", "names a run twice", got=twice, remedy="name each once")
     first, *others = [load_trained_model(run, name) for run in runs]
     for run, other in zip(runs[1:], others, strict=True):
         if other.tokenizers.fingerprint != first.tokenizers.fingerprint:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import Problem, UsageError, reject_str
+from tformer_cli.storage.run_directory import named_twice
 from tformer_cli.translate.mbr import rank_texts
 from tformer_cli.translate.options import (
     MBR,
@@ -72,11 +72,8 @@ class Teachers:
         names = [str(Path(path)) for path in paths]
         if not names:
             raise UsageError("`teachers`", "needs at least one model", remedy="name a run folder")
-        times = Counter(map(os.path.realpath, names))
-        if twice := [name for name in names if times[os.path.realpath(name)] > 1]:
-            raise UsageError(
-                "`teachers`", "names a model twice", got=" and ".join(dict.fromkeys(twice))
-            )
+        if twice := named_twice(names):
+            raise UsageError("`teachers`", "names a model twice", got=twice)
         if ensemble and len(names) > 1:
             what = "needs a single teacher, whose other models it names"
             remedy = "name one teacher, and the others by `ensemble`"
