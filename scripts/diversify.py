@@ -161,6 +161,7 @@ def translated(
             text.files[real],
             prefix,
             real=real,
+            tags=text.tags,
             device=device,
             log=tell_stderr,
             on_start=partial(extend_bar, bar),

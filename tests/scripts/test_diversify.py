@@ -10,7 +10,7 @@ import diversify
 import pytest
 from toy import CONFIG, write_languages, write_toy
 
-from tformer_cli import Translator
+from tformer_cli import Translator, train
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TagsFirstConfig
 from tformer_cli.errors import UsageError
@@ -100,6 +100,20 @@ def test_pairs_that_are_there_are_named_since_another_search_changes_nothing(tmp
     pairs = diversify.translated(text, [], tmp_path / "pairs", "source", "cpu")
     assert pairs.source == tmp_path / "pairs.source"
     assert f"{tmp_path}/pairs.jsonl: is there already" in capsys.readouterr().out
+
+
+def test_a_text_with_tags_is_translated_with_them(tmp_path):
+    file = toy_config(tmp_path / "data")
+    own = "{source: train.src, target: train.tgt}"
+    file.write_text(file.read_text().replace(own, f"{own[:-1]}, tags: ['[phrase]']}}"))
+    config = load_config(file, ["training.max_steps=60", "training.validate_every=60"])
+    (text,) = config.data.train
+    teacher = train(config, tmp_path / "teacher", device="cpu")
+    pairs = diversify.translated(text, [teacher], tmp_path / "pairs", "source", "cpu")
+    sources = text.source.read_text().splitlines()
+    translator = Translator.load(teacher)
+    with_tag, without = (translator.translate(sources, tags=x) for x in (["[phrase]"], []))
+    assert pairs.target.read_text().splitlines() == [x for x in with_tag if x.strip()] != without
 
 
 @pytest.mark.slow

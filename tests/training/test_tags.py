@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from stepping import on_step
 from toy import CONFIG, write_toy
 
-from tformer_cli import Translator
+from tformer_cli import Translator, synthesize
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted, UsageError
@@ -117,6 +117,37 @@ def test_the_command_asks_for_the_same_tag(run, tformer):
     )
     assert found[0] != plain[0]
     assert found[2] == plain[2] == 0
+
+
+def test_each_line_that_becomes_a_pair_begins_with_the_tags_that_are_asked_for(
+    run, received, tmp_path
+):
+    (tmp_path / "text").write_text("ab cd\n\nefg\n")
+    tokenizer = Translator.load(run.path, backend="native").tokenizers.source
+    vocabulary = tokenizer.tokens(range(tokenizer.size))
+    for tags, ids in (((), ()), (("copied", "made"), (COPIED, MADE))):
+        received.clear()
+        options = {"real": "source", "tags": iter(tags), "backend": "native"}
+        synthesize([run.path], tmp_path / "text", tmp_path / "pairs", **options)
+        expected = [[*ids, *ids_of(line, vocabulary), EOS] for line in ("ab cd", "efg")]
+        assert sorted(received) == sorted(expected)
+
+
+@pytest.mark.parametrize("command", ["distill", "back-translate"])
+def test_a_tag_of_pairs_is_known_before_an_output_is_begun(run, tformer, tmp_path, command):
+    (tmp_path / "text").write_text("ab cd\n")
+    words = (command, run.path, "-i", tmp_path / "text", "-o", tmp_path / "new" / "pairs")
+    result = tformer(*words, "--tag", "mode")
+    message = "--tag: no training text has this tag (mode); choose from: made, copied\n"
+    assert (result.exit_code, result.stderr) == (2, message)
+    assert not (tmp_path / "new").exists()
+    assert tformer(*words, "--tag", "made").exit_code == 0
+
+
+def test_a_text_for_the_tags_of_pairs_is_refused(run, tmp_path):
+    (tmp_path / "text").write_text("ab\n")
+    with pytest.raises(UsageError, match="`tags`: must be a list of texts"):
+        synthesize([run.path], tmp_path / "text", tmp_path / "pairs", real="source", tags="made")
 
 
 def test_ctranslate2_receives_the_same_tags(run):

@@ -74,6 +74,15 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
         ] = 1,
         mbr: MbrOption = None,
         candidates: CandidatesOption = None,
+        tags: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--tag",
+                metavar="NAME",
+                help="Tag of the teachers' training text (data.train) that each line begins with; "
+                "repeatable.",
+            ),
+        ] = None,
         beam: BeamOption = None,
         length_penalty: LengthPenaltyOption = None,
         settings: SearchSetOption = None,
@@ -104,6 +113,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 ensemble=ensemble or (),
                 count=nbest,
                 mbr=chosen_mbr(mbr, candidates),
+                tags=tags or (),
                 decoding=SearchOptions(beam, length_penalty, settings or ()),
                 drop_duplicates=drop_duplicates,
                 checkpoint=checkpoint,

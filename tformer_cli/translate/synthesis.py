@@ -75,6 +75,7 @@ def synthesize(
     ensemble: Sequence[str | os.PathLike[str]] = (),
     count: int = 1,
     mbr: MBR | None = None,
+    tags: Sequence[str] = (),
     decoding: DecodingConfig | SearchOptions | None = None,
     drop_duplicates: bool = False,
     checkpoint: str = "best",
@@ -112,6 +113,7 @@ def synthesize(
         ensemble: further runs that make one teacher of a single one, as for `Translator.load`.
         count: pairs of a line and teacher; with `mbr`, of a line.
         mbr: choose among the candidates of all teachers together, by their mean utility.
+        tags: of the teachers' training texts, that each line begins with.
         decoding: the search, or changes to that of each teacher; None for their own.
         drop_duplicates: drop a pair if an earlier one is equal.
         checkpoint: best, last, or a name such as step-000400.
@@ -140,6 +142,7 @@ def synthesize(
         decoding,
         count,
         mbr,
+        tags,
         on_warning,
         to=to,
         source_language=source_language,

@@ -42,12 +42,14 @@ class Teachers:
         decoding: DecodingConfig | SearchOptions | None,
         count: int,
         mbr: MBR | None,
+        tags: Sequence[str] = (),
     ) -> None:
         """Name teachers; the other arguments are as for `synthesize`."""
         self.names = names
         self.translators = translators
         self.count = count
         self.mbr = mbr
+        self.tags = tags
         self.searches = [resolve_search(decoding, each.config) for each in translators]
         self.num_hypotheses = [resolve_num_hypotheses(x, count, mbr) for x in self.searches]
         # What the engine of a teacher cannot do is found before another one translates.
@@ -64,11 +66,13 @@ class Teachers:
         decoding: DecodingConfig | SearchOptions | None,
         count: int,
         mbr: MBR | None,
+        tags: Sequence[str],
         on_warning: Callable[[Problem], object],
         **options: Any,
     ) -> "Teachers":
         """Load the teachers of some paths, or one ensemble; `options` are of `Translator.load`."""
-        reject_str(teachers=paths, ensemble=ensemble)
+        reject_str(teachers=paths, ensemble=ensemble, tags=tags)
+        tags = tuple(tags)
         names = [str(Path(path)) for path in paths]
         if not names:
             raise UsageError("`teachers`", "needs at least one model", remedy="name a run folder")
@@ -80,8 +84,8 @@ class Teachers:
             raise UsageError("`ensemble`", what, got=f"{len(names)} teachers", remedy=remedy)
         translators = [Translator.load(name, ensemble=ensemble, **options) for name in names]
         for each in translators:
-            # A language that is missing is found before an output is begun.
-            each.tag_ids()
+            # A language that is missing, or a tag, is found before an output is begun.
+            each.tag_ids(tags)
         first, *others = [_languages(each) for each in translators]
         for name, languages in zip(names[1:], others, strict=True):
             if languages != first:
@@ -89,7 +93,7 @@ class Teachers:
                 on_warning(Problem(name, what, languages, "check that both read the same language"))
         if ensemble:
             names = [" + ".join(str(Path(path)) for path in (*names, *ensemble))]
-        return cls(names, translators, decoding, count, mbr)
+        return cls(names, translators, decoding, count, mbr, tags)
 
     def fingerprint(self) -> dict[str, object]:
         """Return by name what determines the pairs of a text."""
@@ -100,6 +104,7 @@ class Teachers:
             "search": [asdict(search) for search in self.searches],
             "count": self.count,
             "mbr": None if self.mbr is None else asdict(self.mbr),
+            "tags": self.tags,
         }
 
     def translate(
@@ -118,6 +123,7 @@ class Teachers:
                 num_hypotheses,
                 has_phrases=False,
                 decoding=search,
+                tags=self.tags,
                 on_done=on_done,
                 on_warning=on_warning,
                 **numbering,
