@@ -19,6 +19,7 @@ from tformer_cli.evaluation.compare import (
     common_text,
     compare_systems,
     distinct_systems,
+    file_warnings,
     read_translations,
 )
 from tformer_cli.evaluation.evaluate import (
@@ -202,7 +203,8 @@ def compare(
         log: called with a line whenever a run begins to translate.
         on_start: called with the number of lines of each text that is to be translated.
         on_done: called with the number of lines whenever some are translated.
-        on_warning: as for `evaluate`, of runs that translate.
+        on_warning: as for `evaluate`, of runs that translate; and called for files that are
+            tokenized or cut into subwords.
 
     Raises:
         TformerError: a run or file is unusable, or they have different references or metrics.
@@ -224,6 +226,8 @@ def compare(
     )
     # Files first: one may have too few lines, and to translate takes minutes.
     files = {path: read_translations(path, texts) for path in paths if path not in runs}
+    for problem in file_warnings(built, {} if runs else texts, files):
+        on_warning(problem)
     hypotheses = {
         str(path): files[path]
         if path in files

@@ -67,6 +67,33 @@ def evaluated(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize("position", range(3))
+def test_files_that_are_cut_into_subwords_are_named(files, tformer, tmp_path, position):
+    cut = tmp_path / "cut.txt"
+    lines = files[position].read_text().splitlines()
+    cut.write_text("".join(f"A@@ {line}\n" for line in lines))
+    one, other, reference = [*files[:position], cut, *files[position + 1 :]]
+    command = "compare", one, other, "--reference", reference
+    assert tformer(*command).stderr == (
+        f"{cut}: is cut into subwords, which BLEU counts as words (A@@); "
+        "join them to words: BLEU is of raw text\n"
+    )
+    assert tformer(*command, "--tokenize", "none").stderr == ""
+    assert tformer(*command, "--chrf").stderr == ""
+
+
+def test_references_that_are_tokenized_are_named(files, tformer, tmp_path):
+    *systems, reference = files
+    tokenized = tmp_path / "tokenized.txt"
+    tokenized.write_text("".join(f"{line} .\n" for line in reference.read_text().splitlines()))
+    command = "compare", *systems, "--reference", tokenized
+    assert tformer(*command).stderr == (
+        "--tokenize: tokenizes tokenized text: most references end in a space and a period (13a); "
+        "choose none, or detokenize the text\n"
+    )
+    assert tformer(*command, "--tokenize", "none").stderr == ""
+
+
 @pytest.mark.parametrize(("position", "name"), [(0, "SYSTEM"), (1, "SYSTEM"), (2, "--reference")])
 def test_a_page_replaces_neither_a_system_nor_a_reference(files, tformer, position, name):
     page = files[position].with_name("page.html")

@@ -217,6 +217,15 @@ def test_check_warns_of_tokenized_references(folder: Path) -> None:
     assert warnings("--set", "evaluation.bleu.tokenize=none") == []
 
 
+def test_check_warns_of_references_in_subwords(folder: Path) -> None:
+    Path("valid.de").write_text("▁Ein ▁Sa tz .\n" * 3, encoding="utf-8")
+    assert warnings() == [
+        f"{Path('valid.de').resolve()}: is cut into subwords, which BLEU counts as words (▁Ein); "
+        "join them to words: BLEU is of raw text",
+    ]
+    assert warnings("--set", "evaluation.bleu.tokenize=none") == []
+
+
 def test_check_warns_of_files_in_the_other_direction(folder: Path) -> None:
     exchanged = "{source: valid.de, target: valid.en"
     assert warnings("--set", f"data.valid={exchanged}}}") == [

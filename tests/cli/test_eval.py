@@ -289,6 +289,16 @@ def test_tokenized_references_are_named(toy_run, tformer, tmp_path):
     assert said not in tformer(*command, "--chrf").stderr
 
 
+def test_references_that_are_cut_into_subwords_are_named(toy_run, tformer, tmp_path):
+    source, target = tmp_path / "a.src", tmp_path / "a.tgt"
+    source.write_text("abc\nabd\n", encoding="utf-8")
+    target.write_text("CB@@ A\nDB@@ A\n", encoding="utf-8")
+    command = "eval", toy_run, "--source", source, "--reference", target, "--beam", 1
+    said = f"{target}: is cut into subwords, which BLEU counts as words (CB@@); join them to words"
+    assert said in tformer(*command).stderr
+    assert said not in tformer(*command, "--chrf").stderr
+
+
 def test_an_ensemble_is_judged_as_one(toy_run, tformer, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)

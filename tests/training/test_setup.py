@@ -44,6 +44,17 @@ def test_a_validation_text_that_bleu_would_tokenize_twice_is_named_once(tmp_path
         assert capsys.readouterr().err.count(said) == count
 
 
+def test_a_validation_text_in_subwords_is_named_once(tmp_path, capsys):
+    file = write_toy(tmp_path / "data")
+    valid = file.parent / "valid.tgt"
+    valid.write_text(
+        "".join(f"{line[0]}@@ {line[1:]}\n" for line in valid.read_text().split("\n")[:-1])
+    )
+    with sampled_trainer(load_config(file), RunDirectory(tmp_path / "run"), device=CPU):
+        pass
+    assert capsys.readouterr().err.count(f"{valid}: is cut into subwords") == 1
+
+
 def test_a_training_may_go_on_recomputing_without_changing_a_bit(tmp_path, capsys):
     file = write_toy(tmp_path / "data", config=CONFIG.replace("dropout: 0.1", "dropout: 0.3"))
     run, pieces = RunDirectory(tmp_path / "run"), "training.gradient_accumulation_steps=2"

@@ -12,9 +12,17 @@ from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import BleuTokenizer, EvaluationConfig
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.errors import DataError, UsageError, check_choice
+from tformer_cli.errors import DataError, Problem, UsageError, check_choice
 from tformer_cli.evaluation.evaluate import texts_of_split
-from tformer_cli.evaluation.metrics import Metric, Score, Scores, Statistics, build_metric
+from tformer_cli.evaluation.metrics import (
+    Metric,
+    Score,
+    Scores,
+    Statistics,
+    build_metric,
+    subword_warning,
+    tokenized_warning,
+)
 from tformer_cli.evaluation.resampling import (
     bootstrap,
     confidence_interval,
@@ -278,6 +286,21 @@ def read_translations(file: Path, references: Mapping[Path, Sequence[str]]) -> l
         remedy = "line n of each must belong to the same source line"
         raise DataError(str(file), what, got=got, remedy=remedy)
     return lines
+
+
+def file_warnings(
+    metrics: Sequence[Metric],
+    references: Mapping[Path, Sequence[str]],
+    translations: Mapping[Path, Sequence[str]],
+) -> Iterator[Problem]:
+    """Yield what makes BLEU wrong by files that no run has read."""
+    for metric in metrics:
+        for file, lines in {**references, **translations}.items():
+            if problem := subword_warning(metric, file, lines):
+                yield problem
+            elif file in references and (problem := tokenized_warning(metric, lines)):
+                remedy = "choose none, or detokenize the text"
+                yield replace(problem, where="`tokenize`", remedy=remedy)
 
 
 def common_metrics(

@@ -28,7 +28,7 @@ from tformer_cli.evaluation.likelihood import (
     loss_batches,
     reference_likelihood,
 )
-from tformer_cli.evaluation.metrics import Metric, Score, build_metric, tokenized_warning
+from tformer_cli.evaluation.metrics import Metric, Score, build_metric, reference_warning
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.storage.atomic import file_checksum, read_json, write_json, write_text
@@ -149,7 +149,7 @@ class Evaluator:
 
         The processes of `world` share the lines; each of them returns the whole evaluation.
         `on_start` is called with the number of lines of the text, `on_warning` as by a translator,
-        for lines without loss, and for tokenized references.
+        for lines without loss, and for references that are tokenized or cut into subwords.
         """
         config = self.translator.config
         languages = config.data.direction_of(text)
@@ -188,7 +188,7 @@ class Evaluator:
         )
         hypotheses = tuple(world.gather_shards([best.text for best, *_ in translations]))
         for metric in metrics:
-            problem = tokenized_warning(metric, references)
+            problem = reference_warning(metric, text.target_file, references)
             if problem is not None:
                 on_warning(problem)
         scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}

@@ -1,6 +1,7 @@
 """Scores of translations by sacrebleu, with its signatures, and what makes them wrong."""
 
 import copy
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,11 @@ TOKENIZER_EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
 # Those that split punctuation from words.
 _SPLITTING = {"13a", "intl"}
+
+# The mark of a piece of a word, as sentencepiece and subword-nmt write it.
+_SUBWORD = re.compile(r"▁|(?<=[^\s@])@@(?=\s|$)")
+# A text with a larger fraction of lines with such a piece is cut; a line may have no rare word.
+_MAX_FRACTION = 0.1
 
 Scores = NDArray[np.float64]
 
@@ -219,6 +225,21 @@ def tokenized_warning(metric: Metric, references: Sequence[str]) -> Problem | No
     return Problem("evaluation.bleu.tokenize", what, tokenizer, remedy)
 
 
+def subword_warning(metric: Metric, file: Path, lines: Sequence[str]) -> Problem | None:
+    """Return what says that BLEU counts the subwords of a file as words, if so."""
+    cut = [line for line in lines if _SUBWORD.search(line)]
+    if metric.name != "bleu" or "none" in metric.options or len(cut) <= _MAX_FRACTION * len(lines):
+        return None
+    what = "is cut into subwords, which BLEU counts as words"
+    piece = next(filter(_SUBWORD.search, cut[0].split()))
+    return Problem(str(file), what, piece, "join them to words: BLEU is of raw text")
+
+
+def reference_warning(metric: Metric, file: Path, references: Sequence[str]) -> Problem | None:
+    """Return what makes BLEU wrong by the references in a file; subwords are tokenized too."""
+    return subword_warning(metric, file, references) or tokenized_warning(metric, references)
+
+
 def config_warnings(
     config: Config, *, on_done: Callable[[int], object] = lambda count: None
 ) -> Iterator[Problem]:
@@ -266,7 +287,7 @@ def _tokenizer_warnings(config: Config, text: Bitext) -> Iterator[Problem]:
         yield from error.problems
         return
     targets = [target for _, target in read_texts([text])]
-    problem = tokenized_warning(bleu, targets)
+    problem = reference_warning(bleu, text.target_file, targets)
     if problem is not None:
         yield problem
     script = language_of_script(targets)

@@ -28,7 +28,7 @@ from tformer_cli.evaluation.likelihood import (
     loss_batches,
     reference_likelihood,
 )
-from tformer_cli.evaluation.metrics import Metric, Score, build_metric, tokenized_warning
+from tformer_cli.evaluation.metrics import Metric, Score, build_metric, reference_warning
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers
@@ -132,7 +132,7 @@ def check_validation(
 ) -> None:
     """Refuse a validation text that a validation would fail on.
 
-    Lines too long for the loss are logged, and references that BLEU would tokenize twice.
+    Lines too long for the loss are logged, and references of which BLEU would be wrong.
     """
     data = config.data
     stores = {}
@@ -146,7 +146,8 @@ def check_validation(
         if problem is not None:
             log(str(problem))
     for text, bleu in _metrics(config).values():
-        problem = tokenized_warning(bleu, [target for _, target in read_texts([text])])
+        references = [target for _, target in read_texts([text])]
+        problem = reference_warning(bleu, text.target_file, references)
         if problem is not None:
             log(str(problem))
     if not isinstance(data.valid, PlainText):
