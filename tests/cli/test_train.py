@@ -477,7 +477,23 @@ def test_its_score_is_what_eval_says_of_it(run, tformer):
     result = tformer(
         "eval", run, "--split", "valid", "--beam", "1", "--checkpoint", "average-last-2", "--json"
     )
-    assert json.loads(result.stdout)["valid"]["scores"][0]["score"] == found["score"]
+    evaluation = json.loads(result.stdout)["valid"]
+    assert evaluation["scores"] == found["scores"]
+    assert evaluation["scores"][0]["score"] == found["score"]
+    assert evaluation["loss"] == pytest.approx(found["loss"], rel=1e-6)
+
+
+def test_json_says_of_an_average_what_the_text_says(run, tformer):
+    config = (run / "config.yaml").read_text()
+    for max_steps, has_ended in ((150, True), (1000, False)):
+        changed = re.sub(r"max_steps: \d+", f"max_steps: {max_steps}", config)
+        (run / "config.yaml").write_text(changed)
+        text = tformer("average", run, "--last", "2").stdout.splitlines()
+        found = json.loads(tformer("average", run, "--last", "2", "--json").stdout)
+        assert text[1].startswith(f"valid: loss {found['loss']:.4f}, BLEU = ")
+        assert f"BLEU = {found['scores'][0]['score']:.2f}" in text[1]
+        assert found["run_has_ended"] == has_ended
+        assert ("the run is not finished" in text[2]) != has_ended
 
 
 def test_the_score_of_a_model_that_has_diverged_is_null(run, tformer, monkeypatch):
@@ -494,7 +510,7 @@ def test_the_score_of_a_model_that_has_diverged_is_null(run, tformer, monkeypatc
     found = json.loads(
         tformer("average", run, "--last", "2", "--json").stdout, parse_constant=pytest.fail
     )
-    assert (found["score"], found["best_score"]) == (None, -2.5)
+    assert (found["score"], found["best_score"], found["loss"]) == (None, -2.5, None)
 
 
 def test_torchrun_is_refused(run, tformer, monkeypatch):

@@ -221,12 +221,18 @@ def average(
     result = average_checkpoints(run_directory, which, count, device=resolve_device(device))
     members = [member.name for member in result.members]
     if as_json:
-        scores = {"score": result.score, "best_score": result.best_score}
+        numbers = {
+            "score": result.score,
+            "best_score": result.best_score,
+            "loss": result.validation.likelihood.loss,
+        }
         content = {
             "checkpoint": str(result.checkpoint),
             "members": members,
             # JSON has no number for a model that has diverged.
-            **{key: None if score == -math.inf else score for key, score in scores.items()},
+            **{key: None if x is None or not math.isfinite(x) else x for key, x in numbers.items()},
+            "scores": [asdict(score) for score in result.validation.scores],
+            "run_has_ended": result.run_has_ended,
             "is_best": result.is_best,
         }
         typer.echo(json.dumps(content))
