@@ -86,6 +86,14 @@ def test_the_printed_command_is_short_where_the_text_is_at_hand(toy_run, tformer
     assert line.startswith(f"reproduce with: sacrebleu {reference.name} -i {toy_run}")
 
 
+def test_json_names_the_step_that_the_text_names(toy_run, tformer):
+    for checkpoint in ("last", "144"):
+        command = "eval", toy_run, "--checkpoint", checkpoint
+        text = tformer(*command).stdout.splitlines()[0]
+        content = json.loads(tformer(*command, "--json").stdout)["toy"]
+        assert text == f"toy: 10 sentences, step {content['step']}"
+
+
 def test_json_on_stdout_and_in_the_run_folder_agree(toy_run, tformer):
     content = json.loads(tformer("eval", toy_run, "--json").stdout)["toy"]
     kept = json.loads((toy_run / "eval" / "toy.json").read_text())

@@ -84,6 +84,7 @@ class Evaluation:
             "decoding": asdict(self.decoding),
             "mbr": None if self.mbr is None else asdict(self.mbr),
             "num_models": self.num_models,
+            "step": self.step,
             "models": list(self.models),
             "fingerprint": self.fingerprint,
         }
