@@ -203,8 +203,8 @@ def compare(
         log: called with a line whenever a run begins to translate.
         on_start: called with the number of lines of each text that is to be translated.
         on_done: called with the number of lines whenever some are translated.
-        on_warning: as for `evaluate`, of runs that translate; and called for files that are
-            tokenized or cut into subwords.
+        on_warning: as for `evaluate`, of runs that translate; and called for files of which BLEU is
+            wrong: tokenized, cut into subwords, or without spaces between words.
 
     Raises:
         TformerError: a run or file is unusable, or they have different references or metrics.

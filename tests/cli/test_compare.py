@@ -94,6 +94,25 @@ def test_references_that_are_tokenized_are_named(files, tformer, tmp_path):
     assert tformer(*command, "--tokenize", "none").stderr == ""
 
 
+def test_references_without_spaces_between_words_are_named(tformer, tmp_path):
+    files = [tmp_path / name for name in ("one", "other", "reference")]
+    for file, line in zip(files, ("两只狗玩耍。", "两只狗在玩。", "两只狗在玩耍。"), strict=True):
+        file.write_text(f"{line}\n" * 3, encoding="utf-8")
+    one, other, reference = files
+    command = "compare", one, other, "--reference", reference
+    assert tformer(*command).stderr == (
+        "--tokenize: splits words at spaces, but the references look like language zh (13a); "
+        "choose zh\n"
+    )
+    chosen = tformer(*command, "--tokenize", "zh", "--json")
+    assert chosen.stderr == ""
+    expected = sacrebleu.corpus_bleu(
+        ["两只狗玩耍。"] * 3, [["两只狗在玩耍。"] * 3], tokenize="zh"
+    ).score
+    assert json.loads(chosen.stdout)["scores"]["bleu"][0]["score"]["score"] == expected
+    assert tformer(*command, "--chrf").stderr == ""
+
+
 @pytest.mark.parametrize(("position", "name"), [(0, "SYSTEM"), (1, "SYSTEM"), (2, "--reference")])
 def test_a_page_replaces_neither_a_system_nor_a_reference(files, tformer, position, name):
     page = files[position].with_name("page.html")

@@ -15,11 +15,13 @@ from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import DataError, Problem, UsageError, check_choice
 from tformer_cli.evaluation.evaluate import texts_of_split
 from tformer_cli.evaluation.metrics import (
+    TOKENIZERS_BY_LANGUAGE,
     Metric,
     Score,
     Scores,
     Statistics,
     build_metric,
+    script_of_no_words,
     subword_warning,
     tokenized_warning,
 )
@@ -301,6 +303,11 @@ def file_warnings(
             elif file in references and (problem := tokenized_warning(metric, lines)):
                 remedy = "choose none, or detokenize the text"
                 yield replace(problem, where="`tokenize`", remedy=remedy)
+        for lines in references.values():
+            if script := script_of_no_words(metric, lines):
+                what = f"splits words at spaces, but the references look like language {script}"
+                remedy = f"choose {TOKENIZERS_BY_LANGUAGE[script]}"
+                yield Problem("`tokenize`", what, "13a", remedy)
 
 
 def common_metrics(

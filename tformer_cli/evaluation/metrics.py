@@ -235,6 +235,12 @@ def subword_warning(metric: Metric, file: Path, lines: Sequence[str]) -> Problem
     return Problem(str(file), what, piece, "join them to words: BLEU is of raw text")
 
 
+def script_of_no_words(metric: Metric, references: Sequence[str]) -> str | None:
+    """Return the language of references between whose words BLEU finds no spaces, if so."""
+    script = language_of_script(references)
+    return script if "13a" in metric.options and script in TOKENIZERS_BY_LANGUAGE else None
+
+
 def reference_warning(metric: Metric, file: Path, references: Sequence[str]) -> Problem | None:
     """Return what makes BLEU wrong by the references in a file; subwords are tokenized too."""
     return subword_warning(metric, file, references) or tokenized_warning(metric, references)
@@ -290,8 +296,8 @@ def _tokenizer_warnings(config: Config, text: Bitext) -> Iterator[Problem]:
     problem = reference_warning(bleu, text.target_file, targets)
     if problem is not None:
         yield problem
-    script = language_of_script(targets)
-    if "13a" in bleu.options and script in TOKENIZERS_BY_LANGUAGE:
+    script = script_of_no_words(bleu, targets)
+    if script is not None:
         what = f"splits words at spaces, but the target looks like language {script}"
         remedy = f"write data.target_language: {script}"
         yield Problem("evaluation.bleu.tokenize", what, "13a", remedy)
