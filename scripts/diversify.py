@@ -41,7 +41,7 @@ def diversify(
 
     Args:
         config: of the teachers: a model that translates.
-        last: of the last model, which has the corpus of the teachers.
+        last: of the last model, with the corpus of the teachers.
         folder: for all runs and texts.
         num_teachers: of each direction; their seeds follow that of the config.
         device: as for `train`.
@@ -50,10 +50,13 @@ def diversify(
         The run folder of the last model.
 
     Raises:
-        TformerError: the corpus has several directions, or is not in two text files; the model is
-            an imported one; or as for `train` and `synthesize`.
+        TformerError: the corpus has several directions, is not in two text files, or is another
+            for the last model; the model is an imported one; or as for `train` and `synthesize`.
     """
     _check(config)
+    if last.data.train != config.data.train:
+        remedy = "change it for the teachers too, by --set"
+        raise UsageError("data.train", "must be that of the teachers", remedy=remedy)
     originals = config.data.train
     texts = list(originals)
     for direction, real in DIRECTIONS.items():

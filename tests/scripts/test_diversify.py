@@ -82,6 +82,17 @@ def test_a_corpus_that_cannot_be_reversed_is_refused_before_a_training(tmp_path,
     assert not (tmp_path / "new").exists()
 
 
+def test_another_corpus_of_the_last_model_is_refused_before_a_training(tmp_path):
+    file = toy_config(tmp_path)
+    config, last = load_config(file), load_config(file, ["data.train.0.weight=2"])
+    with pytest.raises(UsageError) as raised:
+        diversify.diversify(config, last, tmp_path / "new", 1, "cpu")
+    assert str(raised.value) == (
+        "data.train: must be that of the teachers; change it for the teachers too, by --set"
+    )
+    assert not (tmp_path / "new").exists()
+
+
 def test_several_directions_are_refused_before_a_training(tmp_path):
     config = load_config(write_languages(tmp_path))
     with pytest.raises(UsageError) as raised:
