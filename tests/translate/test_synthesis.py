@@ -285,6 +285,21 @@ def test_what_was_begun_from_something_else_is_refused_by_name(make, tmp_path, o
     )
 
 
+def test_pairs_that_were_begun_when_there_were_no_tags_are_resumed(make, tmp_path):
+    expected = make(SHORT, output="whole/pairs").record.read_bytes()
+    assert killed(lambda: make(SHORT), 24)
+    file = tmp_path / "new" / "pairs.jsonl.partial.json"
+    record = json.loads(file.read_text())
+    assert 0 < record["num_lines"] < len(SHORT)
+    record["made_from"]["tags"] = ["made"]
+    file.write_text(json.dumps(record))
+    with pytest.raises(TformerError, match=r"different tags"):
+        make(SHORT)
+    del record["made_from"]["tags"]
+    file.write_text(json.dumps(record))
+    assert make(SHORT).record.read_bytes() == expected
+
+
 def test_a_changed_teacher_is_refused(make, teachers, tmp_path):
     assert killed(lambda: make(SHORT), 24)
     with pytest.raises(TformerError, match=r"different model, teachers|different teachers, model"):

@@ -104,7 +104,8 @@ class Teachers:
             "search": [asdict(search) for search in self.searches],
             "count": self.count,
             "mbr": None if self.mbr is None else asdict(self.mbr),
-            "tags": self.tags,
+            # None, as in a record that was begun when there were none.
+            "tags": self.tags or None,
         }
 
     def translate(
