@@ -226,7 +226,8 @@ def compare(
     )
     # Files first: one may have too few lines, and to translate takes minutes.
     files = {path: read_translations(path, texts) for path in paths if path not in runs}
-    for problem in file_warnings(built, {} if runs else texts, files):
+    # Several references may have the same fault.
+    for problem in dict.fromkeys(file_warnings(built, {} if runs else texts, files)):
         on_warning(problem)
     hypotheses = {
         str(path): files[path]

@@ -94,6 +94,16 @@ def test_references_that_are_tokenized_are_named(files, tformer, tmp_path):
     assert tformer(*command, "--tokenize", "none").stderr == ""
 
 
+@pytest.mark.parametrize("line", ["ab c .", "两只狗在玩耍。"])
+def test_what_is_wrong_of_several_references_is_named_once(tformer, tmp_path, line):
+    files = [tmp_path / name for name in ("one", "other", "reference", "second")]
+    for file in files:
+        file.write_text(f"{line}\n" * 3, encoding="utf-8")
+    one, other, *references = files
+    words = [word for file in references for word in ("--reference", file)]
+    assert len(tformer("compare", one, other, *words).stderr.splitlines()) == 1
+
+
 def test_references_without_spaces_between_words_are_named(tformer, tmp_path):
     files = [tmp_path / name for name in ("one", "other", "reference")]
     for file, line in zip(files, ("两只狗玩耍。", "两只狗在玩。", "两只狗在玩耍。"), strict=True):
