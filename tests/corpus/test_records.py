@@ -277,6 +277,15 @@ def test_an_exact_tag_of_a_header_comes_before_its_relatives(
     assert pairs_of(file, languages=languages) == [("color", "Farbe")]
 
 
+@pytest.mark.parametrize("languages", [("en", "en"), ("en", "eng_Latn")])
+@pytest.mark.parametrize("header", [("eng", "eng"), ("eng", "simple"), ("en-Latn", "en-GB")])
+def test_no_column_is_both_sides_by_codes_of_one_language(
+    tmp_path: Path, languages: tuple[str, str], header: tuple[str, str]
+) -> None:
+    file = write(tmp_path, "a.tsv", [header, ("He departed.", "He left.")])
+    assert pairs_of(file, languages=languages)[-1] == ("He departed.", "He left.")
+
+
 def test_a_file_within_xliff_has_no_language_of_another(tmp_path: Path) -> None:
     unit = "<trans-unit><source>{}</source><target>{}</target></trans-unit>"
     files = [

@@ -212,7 +212,7 @@ def _chosen_columns(
         # `en-GB` or `eng` for `en`, and the other way round.
         codes = [name for name in names if is_language_code(name)]
         first, second = choose_languages(codes, text.languages)
-        if first and second:
+        if first and second and first != second:
             return (names.index(first), names.index(second)), True
     fields = text.source_field or "1", text.target_field or "2"
     if not all(field.isdecimal() and int(field) for field in fields):
