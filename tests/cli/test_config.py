@@ -206,6 +206,12 @@ def test_check_warns_of_a_bleu_that_finds_no_words(folder: Path, text: str, lang
     ]
     assert warnings("--set", "evaluation.bleu.tokenize=char") == []
     assert warnings("--set", "data.target_language=zh") == []
+    tokenizer_13a = "evaluation.bleu.tokenize=13a"
+    for code in (language, f"{language}-XX", "yue"):
+        known = warnings("--set", f"data.target_language={code}", "--set", tokenizer_13a)
+        assert [line.partition("; ")[2] for line in known] == [
+            "write evaluation.bleu.tokenize: auto"
+        ]
 
 
 def test_check_warns_of_tokenized_references(folder: Path) -> None:

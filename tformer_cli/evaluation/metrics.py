@@ -300,4 +300,6 @@ def _tokenizer_warnings(config: Config, text: Bitext) -> Iterator[Problem]:
     if script is not None:
         what = f"splits words at spaces, but the target looks like language {script}"
         remedy = f"write data.target_language: {script}"
+        if base_language(target) in TOKENIZERS_BY_LANGUAGE:
+            remedy = "write evaluation.bleu.tokenize: auto"
         yield Problem("evaluation.bleu.tokenize", what, "13a", remedy)
