@@ -205,6 +205,8 @@ def test_bleu_of_what_sentencepiece_has_cut_is_warned_of(tokenize, tmp_path):
         (["@@ -1,2 +1,2 @@ def f", "mail a@@b.c", "@@@@ x"], None),
         (["x" * 1_000_000], None),
         (["▁ is a bar"] + ["a house"] * 9, None),
+        (["load ▁▂▅█▃▁", "▁▁▂"], None),
+        (["▁ 两 只 狗"], "▁"),
         ([], None),
     ],
 )

@@ -41,8 +41,8 @@ TOKENIZER_EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 # Those that split punctuation from words.
 _SPLITTING = {"13a", "intl"}
 
-# The mark of a piece of a word, as sentencepiece and subword-nmt write it.
-_SUBWORD = re.compile(r"▁|(?<=[^\s@])@@(?=\s|$)")
+# The mark of a piece of a word, as sentencepiece and subword-nmt write it, and no bar of a chart.
+_SUBWORD = re.compile(r"(?<![▁-█])▁(?![▁-█])|(?<=[^\s@])@@(?=\s|$)")
 # A text with a larger fraction of lines with such a piece is cut; a line may have no rare word.
 _MAX_FRACTION = 0.1
 
