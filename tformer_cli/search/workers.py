@@ -34,6 +34,9 @@ class WorkersEngine(Engine):
     Processes start when there are requests for them, and end with this object. An error or Ctrl-C
     during a call ends them too, as their pending messages would answer the next call, which starts
     new ones. Threads that call take turns, and a fork of this process starts workers of its own.
+
+    No thread that has computed may end while workers start. MKL takes a lock as such a thread ends,
+    and a worker that is forked meanwhile waits for it for ever at its first matrix product.
     """
 
     def __init__(self, engine: Engine, num_workers: int) -> None:
@@ -107,7 +110,7 @@ class WorkersEngine(Engine):
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
         with warnings.catch_warnings():
-            # Python warns of threads that hold locks; workers take none of their locks.
+            # Python warns of threads that hold locks; workers take none but MKL's, see above.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         # With the only other copy in the worker, its end is noticed here.
