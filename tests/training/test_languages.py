@@ -151,7 +151,7 @@ def test_a_distilled_text_is_of_one_direction(run):
     translator = Translator.load(run.path, backend="native")
     directions = [("cc", "aa"), ("cc", "bb"), ("bb", "aa")]
     made_from = [
-        Teachers(["run"], [translator.into(*each)], None, 1, None).fingerprint()
+        Teachers(["run"], [translator.into(*each)], None, 1, None, ()).fingerprint()
         for each in directions
     ]
     assert [each["languages"] for each in made_from] == [["aa -> cc"], ["bb -> cc"], ["aa -> bb"]]

@@ -1,8 +1,10 @@
 """Records of translation memories: TMX and XLIFF, read as a stream."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from xml.parsers import expat
 
 from tformer_cli.config.schema.text import PairsFile
@@ -193,12 +195,11 @@ def _units(text: PairsFile, parser: _UnitParser) -> Iterator[_Unit]:
         DataError: it is not well-formed, in an encoding that is not read, or has own entities.
     """
     with open_decompressed(text.pairs) as stream:
-        is_final = False
-        while not is_final:
-            chunk = _UTF8.sub(rb"\1utf-8", stream.read(_CHUNK_BYTES))
-            is_final = not chunk
+        first = _UTF8.sub(rb"\1utf-8", stream.read(_CHUNK_BYTES))
+        others = iter(partial(stream.read, _CHUNK_BYTES), b"")
+        for chunk in itertools.chain([first], others, [b""]):
             try:
-                parser.expat.Parse(chunk, is_final)
+                parser.expat.Parse(chunk, not chunk)
             except expat.ExpatError as error:
                 got = expat.ErrorString(error.code).removeprefix("not well-formed ").strip("()")
                 where = f"{text.pairs}:{error.lineno}"

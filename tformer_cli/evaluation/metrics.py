@@ -227,8 +227,10 @@ def tokenized_warning(metric: Metric, references: Sequence[str]) -> Problem | No
 
 def subword_warning(metric: Metric, file: Path, lines: Sequence[str]) -> Problem | None:
     """Return what says that BLEU counts the subwords of a file as words, if so."""
+    if metric.name != "bleu" or "none" in metric.options:
+        return None
     cut = [line for line in lines if _SUBWORD.search(line)]
-    if metric.name != "bleu" or "none" in metric.options or len(cut) <= _MAX_FRACTION * len(lines):
+    if len(cut) <= _MAX_FRACTION * len(lines):
         return None
     what = "is cut into subwords, which BLEU counts as words"
     piece = next(filter(_SUBWORD.search, cut[0].split()))
@@ -237,8 +239,10 @@ def subword_warning(metric: Metric, file: Path, lines: Sequence[str]) -> Problem
 
 def script_of_no_words(metric: Metric, references: Sequence[str]) -> str | None:
     """Return the language of references between whose words BLEU finds no spaces, if so."""
+    if "13a" not in metric.options:
+        return None
     script = language_of_script(references)
-    return script if "13a" in metric.options and script in TOKENIZERS_BY_LANGUAGE else None
+    return script if script in TOKENIZERS_BY_LANGUAGE else None
 
 
 def reference_warning(metric: Metric, file: Path, references: Sequence[str]) -> Problem | None:

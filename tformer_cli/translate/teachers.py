@@ -42,7 +42,7 @@ class Teachers:
         decoding: DecodingConfig | SearchOptions | None,
         count: int,
         mbr: MBR | None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str],
     ) -> None:
         """Name teachers; the other arguments are as for `synthesize`."""
         self.names = names
