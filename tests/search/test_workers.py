@@ -1,6 +1,7 @@
 """An engine of processes gives what the engine in them gives."""
 
 import gc
+import multiprocessing
 import os
 import signal
 import struct
@@ -9,10 +10,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from search.test_engine import SEARCHES, asked, native_engine, requests
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import DeviceError, UsageError
+from tformer_cli.process import begin_child
 from tformer_cli.search.engine import EMPTY, Engine, Hypothesis
 from tformer_cli.search.workers import WorkersEngine
 
@@ -207,7 +210,6 @@ def test_processes_begin_when_no_other_thread_computes():
             if not lock.is_awaited.is_set():
                 for process in workers.processes:
                     process.kill()
-        # A thread that ends holds a lock of MKL, which a process forked meanwhile would wait for.
         found = answer.result()
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 
@@ -275,6 +277,75 @@ def test_a_process_that_is_forked_has_its_own_and_leaves_those_of_the_first_alon
     assert os.waitpid(copy, 0)[1] == 0
     assert [process.is_alive() for process in workers.processes] == [True, True]
     assert workers.translate(inputs, SEARCHES[0]) == expected
+
+
+def hold_up(monkeypatch, num_workers: int):
+    """Let the first workers wait for ever where others begin; return a count of all that do."""
+    begun = multiprocessing.get_context("fork").Value("i", 0)
+
+    def begin() -> None:
+        with begun.get_lock():
+            begun.value += 1
+            is_held_up = begun.value <= num_workers
+        if is_held_up:
+            time.sleep(600)
+        begin_child()
+
+    monkeypatch.setattr("tformer_cli.search.workers.begin_child", begin)
+    monkeypatch.setattr("tformer_cli.search.workers.READY_SECONDS", (0.5, 60, 60))
+    return begun
+
+
+def test_a_process_that_does_not_become_ready_is_replaced(monkeypatch):
+    begun = hold_up(monkeypatch, 1)
+    engine = native_engine()
+    workers = WorkersEngine(engine, 3)
+    found = workers.translate(requests(9), SEARCHES[0])
+    expected = engine.translate(requests(9), SEARCHES[0])
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+    # A slow machine may take longer than the first time for the others as well.
+    assert begun.value >= 4
+    assert [process.is_alive() for process in workers.processes] == [True] * 3
+
+
+def test_processes_that_never_become_ready_are_told_and_ended(monkeypatch):
+    begun = hold_up(monkeypatch, 99)
+    monkeypatch.setattr("tformer_cli.search.workers.READY_SECONDS", (0.1, 0.1))
+    others = set(multiprocessing.active_children())
+    workers = WorkersEngine(native_engine(), 2)
+    with pytest.raises(DeviceError) as caught:
+        workers.translate(requests(9), SEARCHES[0])
+    assert str(caught.value) == (
+        "a worker process: waits for a lock of another thread, also after it was started anew; "
+        "translate while no thread that has computed ends, or use 1 of `workers`"
+    )
+    assert workers.processes == []
+    assert set(multiprocessing.active_children()) <= others
+    assert begun.value <= 4
+
+
+def test_processes_begin_while_threads_that_have_computed_end(monkeypatch):
+    """Of thirty forks in these moments, about one waits for ever."""
+    monkeypatch.setattr("tformer_cli.search.workers.READY_SECONDS", (1, 20, 80))
+    engine, inputs, stop = native_engine(), requests(4), threading.Event()
+    expected = [best.token_ids for (best,) in engine.translate(inputs, SEARCHES[0])]
+    matrix = torch.ones(12, 12, dtype=torch.float64)
+
+    def churn() -> None:
+        while not stop.is_set():
+            thread = threading.Thread(target=matrix.mm, args=(matrix,))
+            thread.start()
+            thread.join()
+
+    churner = threading.Thread(target=churn)
+    churner.start()
+    try:
+        for _ in range(20):
+            found = WorkersEngine(engine, 2).translate(inputs, SEARCHES[0])
+            assert [best.token_ids for (best,) in found] == expected
+    finally:
+        stop.set()
+        churner.join()
 
 
 def test_a_system_that_cannot_fork_is_refused(monkeypatch):

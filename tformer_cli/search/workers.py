@@ -24,6 +24,9 @@ from tformer_cli.search.native_engine import NativeEngine
 
 # Least time between two progress messages, which cost the workers time.
 PROGRESS_SECONDS = 0.1
+# How long a worker may take to be ready, when it is started for the first time, the second, ...
+# The last is for a machine that is slow; one that waits for a lock would take for ever.
+READY_SECONDS = (5.0, 20.0, 80.0)
 # More workers have no core to run on.
 MAX_WORKERS_PER_CORE = 4
 
@@ -35,8 +38,9 @@ class WorkersEngine(Engine):
     during a call ends them too, as their pending messages would answer the next call, which starts
     new ones. Threads that call take turns, and a fork of this process starts workers of its own.
 
-    No thread that has computed may end while workers start. MKL takes a lock as such a thread ends,
-    and a worker that is forked meanwhile waits for it for ever at its first matrix product.
+    MKL holds a lock while a thread that has computed ends, and a worker that is forked meanwhile
+    waits for it for ever at its first matrix product. So each worker multiplies once and says that
+    it is ready; one that does not say so is ended, and another starts.
     """
 
     def __init__(self, engine: Engine, num_workers: int) -> None:
@@ -71,8 +75,8 @@ class WorkersEngine(Engine):
             if self._owner != os.getpid():
                 self._replace_workers()
             num_workers = min(self._num_workers, len(job.requests))
-            self._start_workers(num_workers)
             try:
+                self._start_workers(num_workers)
                 return self._gather(job, self._connections[:num_workers], on_done, on_warning)
             except BaseException:
                 self._replace_workers()
@@ -90,7 +94,11 @@ class WorkersEngine(Engine):
         weakref.finalize(self, _kill, self._owner, self.processes)
 
     def _start_workers(self, num_workers: int) -> None:
-        """Start workers until there are so many."""
+        """Start workers until so many are ready.
+
+        Raises:
+            DeviceError: A worker was killed, or does not become ready however often it starts.
+        """
         if len(self.processes) >= num_workers:
             return
         # A lock that another thread holds during a fork is never released in the worker.
@@ -100,17 +108,40 @@ class WorkersEngine(Engine):
             gc.collect(1)
             gc.freeze()
             try:
-                while len(self.processes) < num_workers:
-                    self._start_worker()
+                for seconds in READY_SECONDS:
+                    num_ready = len(self.processes)
+                    while len(self.processes) < num_workers:
+                        self._start_worker()
+                    self._await_workers(num_ready, seconds)
+                    if len(self.processes) == num_workers:
+                        return
             finally:
                 gc.unfreeze()
+        raise DeviceError(
+            "a worker process",
+            "waits for a lock of another thread, also after it was started anew",
+            remedy="translate while no thread that has computed ends, or use 1 of `workers`",
+        )
+
+    def _await_workers(self, num_ready: int, seconds: float) -> None:
+        """Wait for the workers behind those that are ready; end the ones that take too long."""
+        deadline = time.monotonic() + seconds
+        started = list(zip(self.processes, self._connections, strict=True))[num_ready:]
+        for process, connection in started:
+            if connection.poll(max(0.0, deadline - time.monotonic())):
+                with _worker_alive():
+                    connection.recv()
+            else:
+                _kill(self._owner, [process])
+                self.processes.remove(process)
+                self._connections.remove(connection)
 
     def _start_worker(self) -> None:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
         with warnings.catch_warnings():
-            # Python warns of threads that hold locks; workers take none but MKL's, see above.
+            # Python warns of threads that hold locks; workers that wait for one are replaced.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         # With the only other copy in the worker, its end is noticed here.
@@ -215,6 +246,9 @@ def _serve(engine: Engine, connection: Connection) -> None:
     """Translate what comes through the pipe, until it is closed; answer by (kind, content)."""
     begin_child()
     torch.set_num_threads(1)
+    # A product of this type goes through MKL's memory, where there is MKL.
+    torch.ones(12, 12, dtype=torch.float64).mm(torch.ones(12, 12, dtype=torch.float64))
+    connection.send(("ready", None))
     while True:
         try:
             job: Job = connection.recv()
