@@ -189,7 +189,8 @@ def average(
         int | None,
         typer.Option(
             min=2,
-            help=f"Average the newest N checkpoints. Default: {MAX_AVERAGED}, or all if fewer.",
+            help=f"Average the newest N checkpoints. Default: {MAX_AVERAGED}, or fewer where those "
+            "before them were dropped.",
             metavar="N",
         ),
     ] = None,
@@ -212,12 +213,12 @@ def average(
     refuse_torchrun("average")
     which: Literal["last", "best"] = "last" if best is None else "best"
     run_directory = chosen_run(run, "last")
-    # At least two, so that a single checkpoint is an error.
-    count = best or last or max(2, min(MAX_AVERAGED, len(run_directory.step_checkpoints())))
 
     from tformer_cli.device import resolve_device
-    from tformer_cli.training.saving import average_checkpoints
+    from tformer_cli.training.saving import average_checkpoints, last_checkpoints
 
+    # At least two, so that a single checkpoint is an error.
+    count = best or last or max(2, len(last_checkpoints(run_directory)[:MAX_AVERAGED]))
     result = average_checkpoints(run_directory, which, count, device=resolve_device(device))
     members = [member.name for member in result.members]
     if as_json:

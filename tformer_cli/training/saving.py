@@ -5,15 +5,17 @@ optimizer state of a weight is kept by the process that owns it.
 """
 
 import copy
+import itertools
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
 from tformer_cli.config.schema.training import TrainingConfig
@@ -82,18 +84,36 @@ def _earlier_weights(run: RunDirectory, state: TrainState, log: Log) -> list[Pat
     assert state.config.average_checkpoints is not None
     # The checkpoint of this step may be there, saved by an interruption before its validation.
     earlier = [x for x in scheduled_checkpoints(run, state.config) if step_of(x) < state.step]
-    files, later = [], state.step
-    for checkpoint in earlier[: -state.config.average_checkpoints : -1]:
-        # One that is kept as the best may be far behind: those between were dropped.
-        if any(map(state.config.saves_at, range(step_of(checkpoint) + 1, later))):
-            break
-        later = step_of(checkpoint)
+    without_gap = _without_gap(earlier, state.step, state.config)
+    files = []
+    for checkpoint in itertools.islice(without_gap, state.config.average_checkpoints - 1):
         problem = verify_trained_weights(checkpoint)
         if problem is None:
             files.append(trained_weights(checkpoint))
         else:
             log(str(replace(problem, remedy="the average is without it")))
     return files
+
+
+def _without_gap(checkpoints: Sequence[Path], step: int, config: TrainingConfig) -> Iterator[Path]:
+    """Yield checkpoints before a step, the newest first, until one that was due is missing.
+
+    One that is kept as the best may be far behind: those between were dropped.
+    """
+    for checkpoint in reversed(checkpoints):
+        if any(map(config.saves_at, range(step_of(checkpoint) + 1, step))):
+            return
+        yield checkpoint
+        step = step_of(checkpoint)
+
+
+def last_checkpoints(run: RunDirectory) -> list[Path]:
+    """Return the last checkpoints of a run, the newest first, without an old one that was best."""
+    steps = run.step_checkpoints()
+    if not steps:
+        return []
+    config = load_config(run.config_file).training
+    return list(_without_gap(steps, step_of(steps[-1]) + 1, config))
 
 
 def take_checkpoint(run: RunDirectory, state: TrainState, average: Network | None = None) -> None:
