@@ -93,6 +93,18 @@ def test_sizes_grow_with_the_text(
     assert config.training.max_steps == max_steps
 
 
+@pytest.mark.parametrize("num_pairs", [limit for limit, _ in starter._SIZES[:-1]] + [1_000_001])
+def test_no_search_is_shorter_than_the_text_that_is_trained_on(
+    tmp_path: Path, num_pairs: int
+) -> None:
+    text = text_of(tmp_path)
+    texts = {"train": text, "valid": text}
+    config = load_config(written(tmp_path / "my.yaml", texts, num_pairs=num_pairs))
+    searches = config.decoding, config.training.validation_decoding
+    longest = config.data.filters.max_length
+    assert [search.max_length for search in searches] == [longest, longest]
+
+
 def sizes_on_the_page() -> Iterator[tuple[int, list[str]]]:
     """The largest number of pairs of each row of the table, and its other cells."""
     page = Path(__file__).parents[2] / "docs" / "how-to" / "own-text.md"
