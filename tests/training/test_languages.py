@@ -147,6 +147,20 @@ def test_validation_and_translation_ask_for_the_target_language(
     assert received == [[IDS["cc"], MADE, *ids_of("ab", run), EOS]]
 
 
+@pytest.mark.parametrize("tag", ["<2cc>", "<2bb>"])
+def test_no_tag_of_a_line_is_another_target_language(run, tmp_path, tag):
+    text = tmp_path / "text"
+    text.write_text("ab\n")
+    options = {"real": "source", "to": "cc", "tags": ["made", tag], "backend": "native"}
+    with pytest.raises(UsageError) as raised:
+        synthesize([run.path], text, tmp_path / "pairs", **options)
+    assert str(raised.value) == (
+        f"`tags`: is the tag of a target language ({tag}); "
+        "leave it out, since `to` chooses the language"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
 def test_a_distilled_text_is_of_one_direction(run):
     translator = Translator.load(run.path, backend="native")
     directions = [("cc", "aa"), ("cc", "bb"), ("bb", "aa")]

@@ -66,7 +66,7 @@ class TranslationDirection:
         """Return the ids that each source begins with, and the tags behind them.
 
         Raises:
-            UsageError: the model has several target languages, and none is chosen.
+            UsageError: the model has several target languages, and none is chosen, or one by a tag.
         """
         ids, _ = self.tokenizers.language_ids(self.languages)
         if self.data.prefixes is not None:
@@ -77,6 +77,11 @@ class TranslationDirection:
         if self.to is None:
             what = "is required, since the model has several target languages"
             raise UsageError("`to`", what, remedy=_choose_from(self.targets))
+        tokens = set(map(target_token, self.targets))
+        if others := [name for name in tags if name in tokens]:
+            what, got = "is the tag of a target language", ", ".join(others)
+            remedy = "leave it out, since `to` chooses the language"
+            raise UsageError("`tags`", what, got=got, remedy=remedy)
         return ids, (target_token(self.to), *tags)
 
     @property
