@@ -91,6 +91,10 @@ def test_a_page_needs_nothing_from_elsewhere():
         assert "innerHTML" not in text
 
 
+def test_a_page_names_the_language_of_its_own_words():
+    assert PLAIN.elements[0] == ("html", {"lang": "en"})
+
+
 def test_a_page_without_a_translation_has_none():
     alone = AttentionMaps("a", None, [maps(["a"], ["a"], part="encoder")], [])
     assert "None" not in page(alone)
