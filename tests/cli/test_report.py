@@ -10,6 +10,12 @@ from pages import Reader
 import tformer_cli
 from tformer_cli.config.schema.text import ParallelText
 
+# As NLLB names them.
+CODES = [
+    *("--set", "data.source_language=arb_Arab"),
+    *("--set", "data.target_language=zho_Hant", "--set", "evaluation.bleu.tokenize=13a"),
+]
+
 
 @pytest.fixture(scope="module")
 def run(toy_run, tmp_path_factory):
@@ -172,6 +178,18 @@ def test_without_training_text_and_curves_the_rest_is_there(run, tformer, tmp_pa
     result = tformer_cli.report(alone, device="cpu")
     assert (result.page.charts, result.by_frequency) == ([], {})
     assert result.by_length
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_browser_is_told_the_languages_by_their_tags(run, tformer, tmp_path, command):
+    page, systems = tmp_path / "page.html", [tmp_path / "one", tmp_path / "two"]
+    for system in systems:
+        shutil.copytree(run, system)
+        config = system / "config.yaml"
+        config.write_text(tformer("config", "show", config, *CODES).stdout)
+    shown = systems if command == "compare" else systems[:1]
+    assert tformer(command, *shown, "--output", page).exit_code == 0
+    assert Reader(page.read_text(encoding="utf-8")).content()["languages"] == ["ar", "zh-Hant"]
 
 
 def test_mistakes_are_one_clear_line(run, masked_run, tformer, tmp_path):

@@ -30,7 +30,7 @@ from tformer_cli.plotting.report import Page, SentenceList
 from tformer_cli.storage.outputs import check_outputs
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, check_translates, find_model
-from tformer_cli.text.language import language_of_script
+from tformer_cli.text.language import language_of_script, language_tag
 from tformer_cli.translate.confidence import Reliability, load_confidence
 
 METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
@@ -61,6 +61,12 @@ class Lines:
     sources: Sequence[str]  # none if they are unknown
     references: Sequence[Sequence[str]]
     systems: Mapping[str, Sequence[str]]
+
+    @property
+    def language_tags(self) -> tuple[str, str]:
+        """Language tags (BCP 47), as browsers read them: `ja` of NLLB's `jpn_Jpan`."""
+        source, target = map(language_tag, self.languages)
+        return source, target
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +203,7 @@ def report(
         title=f"{run}: {name}",
         facts=_facts(files, text, len(sources)),
         systems=[str(run)],
-        languages=languages,
+        languages=lines.language_tags,
         tables=[score_table(scores), *confidence_tables(reliability, name), term_table(terms)],
         charts=_charts(files.run),
         breakdowns=breakdowns(by_length, by_frequency, has_sources=True),
@@ -266,7 +272,7 @@ def comparison_page(
             "tests": f"{quantity(comparison.resamples, 'resample')}, seed {comparison.seed}",
         },
         systems=(one, other),
-        languages=lines.languages,
+        languages=lines.language_tags,
         tables=[*test_tables(comparison)],
         charts=[],
         breakdowns=breakdowns(*_bucket_tables(lines, statistics, data), bool(lines.sources)),

@@ -73,7 +73,7 @@ class Page:
         title: of the page.
         facts: names and values below the title.
         systems: names of one or two systems.
-        languages: codes of source and target; empty if unknown.
+        languages: language tags (BCP 47) of source and target; empty if unknown.
         tables: of scores, above the curves, and of terms, below the breakdowns.
         charts: learning curves.
         breakdowns: scores by length and by frequency.
