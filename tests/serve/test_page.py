@@ -1,11 +1,33 @@
-"""The page in a browser: a translation, its alignment, and a word that is changed."""
+"""The page: languages; and in a browser a translation, its alignment, a word that is changed."""
 
+import json
 import shutil
+import subprocess
+import unicodedata
+from pathlib import Path
 
 import pytest
 from test_server import begin
 
+import tformer_cli
+
 __all__ = ["begin"]
+
+STATIC = Path(tformer_cli.__file__).with_name("serve") / "static"
+# A letter, and codes of languages that are written so.
+CODES = {
+    "ا": "ar fa ar_AR arb_Arab pes_Arab azb_Arab kas_Arab",
+    "א": "he yi he_IL heb_Hebr ydd_Hebr",
+    "ހ": "dv",
+    "अ": "hi hin_Deva kas_Deva",
+    "中": "zh zh_CN zho_Hant",
+    "a": "en de fr_XX eng_Latn sr_Latn source",
+}
+SHOW = """
+import {{ direction, languageName, languageTag }} from {module};
+const shown = (code) => [code, languageTag(code), languageName(code), direction(code)];
+console.log(JSON.stringify({codes}.map(shown)));
+"""
 
 
 @pytest.fixture
@@ -19,6 +41,22 @@ def browser():
             pytest.skip("Chromium is not installed")
         yield chromium
         chromium.close()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_languages_are_known_by_the_codes_of_imported_models():
+    module = json.dumps((STATIC / "language.js").as_uri())
+    names = {}
+    for letter, codes in CODES.items():
+        script = SHOW.format(module=module, codes=json.dumps(codes.split()))
+        command = ["node", "--input-type=module", "--eval", script]
+        is_right_to_left = unicodedata.bidirectional(letter) in ("R", "AL")
+        for code, tag, name, direction in json.loads(subprocess.check_output(command, text=True)):
+            assert (code, direction) == (code, "rtl" if is_right_to_left else "ltr")
+            assert (code, "_" in tag) == (code, False)
+            names[code] = name
+    assert names["source"] == "source"
+    assert [names[code] for code in ("ar", "zho_Hant")] == ["Arabic", "Traditional Chinese"]
 
 
 @pytest.mark.slow

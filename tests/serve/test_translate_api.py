@@ -491,7 +491,7 @@ def test_the_page_takes_nothing_from_elsewhere(server):
         assert path.startswith(("page.", "openapi.json", "data:"))
         if not path.startswith("data:"):
             assert server.ask("GET", f"/{path}").status_code == 200
-    for path in ("", "page.css", "page.js"):
+    for path in ("", "page.css", "page.js", "language.js"):
         file = server.ask("GET", f"/{path}")
         assert "http://" not in file.text
         assert "https://" not in file.text

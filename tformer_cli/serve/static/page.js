@@ -1,8 +1,9 @@
 // The page of `tformer serve`. Text from outside is only ever written as textContent.
 
+import { direction, languageName, languageTag } from "./language.js";
+
 const PAUSE = 300; // milliseconds without a key before a text is translated
 const MAX_SHOWN = 5; // translations, unless the server has a lower limit
-const RIGHT_TO_LEFT = new Set(["ar", "arc", "ckb", "dv", "fa", "he", "ks", "ps", "sd", "syr", "ug", "ur", "yi"]);
 
 const element = Object.fromEntries(
   [...document.querySelectorAll("[id]")].map((part) => [part.id, part]),
@@ -20,19 +21,10 @@ let current; // the line whose alternatives are listed
 
 // ------------------------------------------------------------------------------------ languages
 
-function languageName(code) {
-  try {
-    return new Intl.DisplayNames(["en"], { type: "language" }).of(code);
-  } catch {
-    return code;
-  }
-}
-
 function setLanguage(parts, code) {
-  const direction = RIGHT_TO_LEFT.has(code.split(/[-_]/)[0].toLowerCase()) ? "rtl" : "ltr";
   for (const part of parts) {
-    part.lang = code;
-    part.dir = direction;
+    part.lang = languageTag(code);
+    part.dir = direction(code);
   }
 }
 
