@@ -239,6 +239,12 @@ def test_every_public_name_is_seen_before_it_is_used():
     assert set(tformer_cli.__all__) <= set(done.stdout.split())
 
 
+@pytest.mark.parametrize("name", [name for name in tformer_cli.__all__ if name[0] != "_"])
+def test_every_public_name_stands_in_the_reference(name):
+    reference = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
+    assert re.search(rf"^::: [\w.]+\.{name}$|`{name}`", reference.read_text("utf-8"), re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_a_strict_type_checker_knows_the_interface(tmp_path):
     mypy = pytest.importorskip("mypy.api")

@@ -15,12 +15,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """One thing that is wrong.
 
-    where: str  # a file and line, a key path, or an argument
-    what: str  # the rule that was broken
-    got: str | None = None  # the offending value, if it helps
-    remedy: str | None = None  # if the rule does not say it
+    Attributes:
+        where: a file and line, a key path, or an argument.
+        what: the rule that was broken.
+        got: the offending value, if it helps.
+        remedy: what to do, if the rule does not say it.
+    """
+
+    where: str
+    what: str
+    got: str | None = None
+    remedy: str | None = None
 
     def __str__(self) -> str:
         value = "" if self.got is None else f" ({self.got})"
@@ -65,7 +72,11 @@ class ProblemWarning(Warning):
 
 
 class TformerError(Exception):
-    """A problem that the user can fix; the base of all errors here."""
+    """A problem that the user can fix; the base of all errors here.
+
+    Attributes:
+        problems: one or several.
+    """
 
     exit_code = 2
 

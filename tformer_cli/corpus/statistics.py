@@ -43,19 +43,30 @@ class LengthReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularyReport:
-    """How well a vocabulary fits one side of a text, by a sample of its lines."""
+    """How well a vocabulary fits one side of a text, by a sample of its lines.
 
-    vocabulary_size: int  # ids, special ones included
-    num_sentences: int  # lines of the text
-    num_sampled: int  # lines that all figures below count
-    num_tokens: int  # without special ones
-    # Fraction of the characters, whitespace excluded, in tokens of the vocabulary: neither unknown,
-    # nor bytes, nor dropped.
+    Attributes:
+        vocabulary_size: ids, special ones included.
+        num_sentences: lines of the text.
+        num_sampled: lines that all figures below count.
+        num_tokens: without special ones.
+        coverage: fraction of the characters, whitespace excluded, in tokens of the vocabulary:
+            neither unknown, nor bytes, nor dropped.
+        unknown_rate: fraction of unknown tokens.
+        byte_rate: fraction of single-byte tokens.
+        lengths: in tokens: `mean`, `median`, `p99` and `longest`.
+        characters_per_token: whitespace included.
+    """
+
+    vocabulary_size: int
+    num_sentences: int
+    num_sampled: int
+    num_tokens: int
     coverage: float
-    unknown_rate: float  # fraction of unknown tokens
-    byte_rate: float  # fraction of single-byte tokens
+    unknown_rate: float
+    byte_rate: float
     lengths: LengthReport
-    characters_per_token: float  # whitespace included
+    characters_per_token: float
 
 
 def report_lengths(lengths: Sequence[int] | np.ndarray) -> LengthReport:
