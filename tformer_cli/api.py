@@ -101,8 +101,8 @@ def evaluate(
     Translations and scores are also written to eval/ in the run folder.
 
     Examples:
-        >>> evaluate("runs/demo")["demo"].scores["bleu"].score  # doctest: +SKIP
-        97.45
+        >>> print(evaluate("runs/demo")["demo"].scores["bleu"])  # doctest: +SKIP
+        BLEU = 96.90  (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0)
 
     Args:
         run: the run folder.
