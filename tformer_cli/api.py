@@ -113,7 +113,7 @@ def evaluate(
         decoding: the search, or changes to that of the run; None for the run's own.
         mbr: minimum-Bayes-risk decoding; None ranks by the search.
         ensemble: further runs with the same tokenizers.
-        checkpoint: best, last, or a name such as step-000400.
+        checkpoint: best, last, a step, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto, float32, bfloat16, float16, or int8 on a CPU; None is float32 on a CPU and
             auto on a GPU.
@@ -284,7 +284,7 @@ def tune(
         metric: bleu or chrf.
         beam_sizes: beam sizes to choose from; none for that of the run, or 5 if its search is
             another.
-        checkpoint: best, last, or a name such as step-000400.
+        checkpoint: best, last, a step, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: as for `Translator.load`.
         backend: as for `Translator.load`.
@@ -356,7 +356,7 @@ def score(
         to: target language, of a model that has several.
         source_language: of a model that has several; None for that of its training texts.
         ensemble: further runs with the same tokenizers.
-        checkpoint: best, last, or a name such as step-000400.
+        checkpoint: best, last, a step, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: as for `Translator.load`.
         on_start: called with the number of pairs, unless a file is a pipe.

@@ -66,7 +66,7 @@ def calibrate(
 
     Args:
         run: the run folder.
-        checkpoint: best, last, or a name such as step-000400.
+        checkpoint: best, last, a step, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
         workers: processes that share the work on a CPU, one thread each; None for one a core.
         log: called with a line when an export is written, or CTranslate2 does not do.

@@ -43,7 +43,7 @@ def extend_run(
         text: joins `data.train`, last.
         languages: source and target language of the text; the target language is the new one.
         like: a target language of the run; None for the mean.
-        checkpoint: best, last, or a name such as step-000400.
+        checkpoint: best, last, a step, or a name such as step-000400.
 
     Raises:
         TformerError: the run, the text or a language is unusable, or `output` exists.

@@ -45,7 +45,7 @@ def trim_run(
         run: the run folder, of a model with subwords.
         output: the run folder to write.
         text: its sources and targets say which tokens are left.
-        checkpoint: best, last, or a name such as step-000400.
+        checkpoint: best, last, a step, or a name such as step-000400.
         on_done: called with a number of pairs whenever some are read.
 
     Raises:

@@ -73,7 +73,7 @@ class ServedModel:
 
         Args:
             run: the run folder.
-            checkpoint: best, last, or a name; one with a name has no newer one.
+            checkpoint: best, last, a step, or a name; only best and last have newer ones.
             load: returns the translator of the run as it is now.
             log: called with a line when a newer version is loaded, or cannot be.
         """

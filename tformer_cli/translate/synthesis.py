@@ -116,7 +116,7 @@ def synthesize(
         tags: of the teachers' training texts, that each line begins with.
         decoding: the search, or changes to that of each teacher; None for their own.
         drop_duplicates: drop a pair if an earlier one is equal.
-        checkpoint: best, last, or a name such as step-000400.
+        checkpoint: best, last, a step, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: as for `Translator.load`.
         backend: as for `Translator.load`.

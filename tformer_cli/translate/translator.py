@@ -180,7 +180,7 @@ class Translator:
                 names.
             source_language: of a model that has several; None as for `into`.
             ensemble: further runs with the same tokenizers; the probabilities are averaged.
-            checkpoint: `best`, `last` or a name such as `step-000400`.
+            checkpoint: `best`, `last`, a step such as `400`, or a name such as `step-000400`.
             device: auto, cpu, cuda, cuda:N or mps.
             precision: number format of matrix products: auto, float32, bfloat16, float16, or int8
                 on a CPU; None is float32 on a CPU and auto on a GPU.
