@@ -80,7 +80,8 @@ def test_a_terminal_that_does_not_tell_its_width_has_80_columns():
 def test_a_bar_is_for_a_terminal_and_counts_lines(monkeypatch):
     with open_terminal() as terminal:
         monkeypatch.setattr(sys, "stderr", terminal.stream)
-        with progress_bar("line", total=7) as bar:
+        with progress_bar("line") as bar:
+            bar.total = 7
             bar.update(3)
             bar.refresh()
         with progress_bar("line", is_shown=False) as hidden:

@@ -49,20 +49,14 @@ def num_columns(stream: TextIO) -> int:
     return DEFAULT_COLUMNS
 
 
-def progress_bar(
-    unit: str,
-    *,
-    total: int | None = None,
-    initial: int = 0,
-    desc: str | None = None,
-    is_shown: bool = True,
-) -> "tqdm[NoReturn]":
-    """Return a progress bar on stderr, which a terminal shows until it ends, if at all."""
+def progress_bar(unit: str, *, desc: str | None = None, is_shown: bool = True) -> "tqdm[NoReturn]":
+    """Return a progress bar on stderr, which a terminal shows until it ends, if at all.
+
+    Its total is unknown until the caller sets one.
+    """
     from tqdm import tqdm
 
     return tqdm(
-        total=total,
-        initial=initial,
         desc=desc,
         unit=f" {unit}s",
         dynamic_ncols=True,
