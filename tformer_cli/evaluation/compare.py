@@ -137,12 +137,10 @@ def mean_p_value(texts: Sequence[Statistics]) -> float:
     return p_value(changes - changes.mean(), abs(float(difference)))
 
 
-def score_systems(
-    statistics: Sequence[Statistics], *, resamples: int = RESAMPLES, seed: int = SEED
-) -> dict[MetricName, tuple[SystemScore, ...]]:
+def score_systems(statistics: Sequence[Statistics]) -> dict[MetricName, tuple[SystemScore, ...]]:
     """Score one or several systems by each metric, without a test of their differences."""
     return {
-        each.metric.name: tuple(_score(each, _resampled_scores(each, resamples, seed)))
+        each.metric.name: tuple(_score(each, _resampled_scores(each, RESAMPLES, SEED)))
         for each in statistics
     }
 
