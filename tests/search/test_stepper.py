@@ -28,10 +28,7 @@ from tformer_cli.search.engine import Job, Request, longest_first
 from tformer_cli.search.native_engine import NativeEngine, build_search
 from tformer_cli.search.sample import GreedySearch, SampleSearch
 from tformer_cli.search.stepper import ModelStepper
-from tformer_cli.search.teacher_forcing import padded_batches
 from tformer_cli.search.workers import WorkersEngine
-
-MOST = 50
 
 
 def test_each_sentence_is_encoded_once_and_no_more_together_than_there_are_slots():
@@ -52,16 +49,6 @@ def test_each_sentence_is_encoded_once_and_no_more_together_than_there_are_slots
     assert len(found) == sum(counts) == len(asked)
     assert max(counts) == few
     assert len(counts) < 2 * len(asked) / few
-
-
-@given(st.lists(st.integers(1, 2 * MOST), min_size=1, max_size=40))
-def test_a_batch_is_as_large_as_it_may_be(lengths):
-    sentences = [[7] * length for length in lengths]
-    batch = next(padded_batches(iter(sentences), lambda one: (1, len(one)), MOST))
-    assert batch == sentences[: len(batch)]
-    assert len(batch) == 1 or len(batch) * max(map(len, batch)) <= MOST
-    more = sentences[: len(batch) + 1]
-    assert more == batch or len(more) * max(map(len, more)) > MOST
 
 
 def test_two_stage_argmax_changes_no_translation():

@@ -18,7 +18,7 @@ from tformer_cli.device import autocast
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.model.network import Network
-from tformer_cli.search.teacher_forcing import halving_on_oom
+from tformer_cli.search.batches import halving_on_oom
 from tformer_cli.search.topk import log_mean_probabilities
 from tformer_cli.text.special_tokens import BOS_ID
 

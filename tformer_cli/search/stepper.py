@@ -14,9 +14,9 @@ from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.kv_cache import KVCache
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
+from tformer_cli.search.batches import padded_batches
 from tformer_cli.search.engine import SpecialTokens
 from tformer_cli.search.logits_processors import suppress_tokens
-from tformer_cli.search.teacher_forcing import padded_batches
 from tformer_cli.search.topk import log_mean_probabilities, topk_tokens
 
 # Padded source tokens that a core encodes at a time: enough to fill its matrix products, and few

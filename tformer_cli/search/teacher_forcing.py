@@ -7,19 +7,19 @@ likelihood of an evaluation, like the training loss, is over all tokens.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from tformer_cli.device import autocast, batch_size_factor, empty_cache, is_out_of_memory
-from tformer_cli.errors import DeviceError
+from tformer_cli.device import autocast, batch_size_factor
 from tformer_cli.kernels.softmax import log_softmax
 from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import flat_positions, pad_rows
+from tformer_cli.search.batches import halving_on_oom, length_batches
 from tformer_cli.search.engine import Pair, SpecialTokens
 from tformer_cli.search.logits_processors import suppress_tokens
 from tformer_cli.search.topk import log_mean_probabilities
@@ -32,7 +32,7 @@ CHUNK_ROWS = 256
 # Source ids with EOS, and the ids of each of its translations.
 Translated = tuple[Sequence[int], Sequence[Sequence[int]]]
 _Item = TypeVar("_Item")
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class TeacherForcing:
@@ -55,18 +55,18 @@ class TeacherForcing:
 
     def _batches(
         self,
-        work: Callable[[list[_Item]], Result],
+        work: Callable[[list[_Item]], _Result],
         items: Sequence[_Item],
         widths: Sequence[int],
         counts: Sequence[int],
-    ) -> Iterator[tuple[list[int], Result]]:
+    ) -> Iterator[tuple[list[int], _Result]]:
         """Yield the indices of items, in batches, with the results of `work`."""
         for model in self.models:
             model.eval()
         max_tokens = batch_size_factor(self.device) * BATCH_TOKENS
         batches = length_batches(widths, counts, max_tokens)
 
-        def locked(batch: Sequence[int]) -> Result:
+        def locked(batch: Sequence[int]) -> _Result:
             with self._lock:
                 return work([items[i] for i in batch])
 
@@ -190,67 +190,3 @@ class Aligner(TeacherForcing):
 def empty_source_log_probs(target: Sequence[int]) -> tuple[float, ...]:
     """Return the log probabilities of a target of an empty source."""
     return (-math.inf,) * (len(target) + 1) if target else (0.0,)
-
-
-def length_batches(
-    widths: Sequence[int], counts: Sequence[int], max_tokens: int
-) -> Iterator[list[int]]:
-    """Yield the indices of sentences in batches of similar length, longest first.
-
-    A sentence has `counts` rows of `widths` tokens; without any it is left out. The first batch
-    needs most memory, so a shortage shows at once.
-    """
-    indices = [index for index, width in enumerate(widths) if width and counts[index]]
-    indices.sort(key=lambda index: -widths[index])
-    return padded_batches(indices, lambda index: (counts[index], widths[index]), max_tokens)
-
-
-def padded_batches(
-    items: Iterable[_Item], shape: Callable[[_Item], tuple[int, int]], max_tokens: int
-) -> Iterator[list[_Item]]:
-    """Yield batches of items, in their order, with at most `max_tokens`, padding included.
-
-    `shape` says how many rows and columns an item has. One that is larger is a batch of its own.
-    """
-    batch: list[_Item] = []
-    num_rows = width = 0
-    for item in items:
-        rows, columns = shape(item)
-        if batch and (num_rows + rows) * max(width, columns) > max_tokens:
-            yield batch
-            batch, num_rows, width = [], 0, 0
-        batch.append(item)
-        num_rows, width = num_rows + rows, max(width, columns)
-    if batch:
-        yield batch
-
-
-def halving_on_oom(
-    work: Callable[[list[int]], Result], batches: Iterable[list[int]], device: torch.device
-) -> Iterator[tuple[list[int], Result]]:
-    """Yield batches of indices with the results of `work`; one that runs out of memory is halved.
-
-    Memory that does not suffice for a single sentence is a DeviceError.
-    """
-    for batch in batches:
-        waiting = [batch]
-        while waiting:
-            part = waiting.pop()
-            try:
-                result = work(part)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if len(part) == 1:
-                    raise DeviceError(
-                        str(device),
-                        "memory ran out on a single sentence and its translations",
-                        remedy="use shorter lines, or fewer translations of each",
-                    ) from error
-            else:
-                yield part, result
-                continue
-            # Outside of `except`, the traceback no longer keeps tensors alive.
-            empty_cache(device)
-            half = (len(part) + 1) // 2
-            waiting += [part[half:], part[:half]]
