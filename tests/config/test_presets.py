@@ -19,7 +19,7 @@ from tformer_cli.model.inspection.summary import (
     summarize_modules,
 )
 from tformer_cli.model.network import Network
-from tformer_cli.training.optim import build_schedule
+from tformer_cli.training.schedules import build_schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -18,7 +18,8 @@ from tformer_cli.model.inspection.summary import parameters_by_part
 from tformer_cli.model.network import network_part
 from tformer_cli.storage.run_directory import MODEL_FILE, OPTIMIZER_FILE, RunDirectory
 from tformer_cli.training.dry_run import dry_run
-from tformer_cli.training.optim import build_optimizer, watch_parts
+from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.part_norms import watch_parts
 from tformer_cli.training.step import accumulate_gradients
 from tformer_cli.training.trainer import train
 

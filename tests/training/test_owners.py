@@ -27,7 +27,8 @@ from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import SINGLE_PROCESS, World, process_group
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import OPTIMIZER_FILE, RunDirectory
-from tformer_cli.training.optim import MovingAverage, build_optimizer, set_learning_rate
+from tformer_cli.training.ema import MovingAverage
+from tformer_cli.training.optim import build_optimizer, set_learning_rate
 from tformer_cli.training.saving import broadcast_state, restore_checkpoint, take_checkpoint
 from tformer_cli.training.step import NonFiniteStep, TrainState, accumulate_gradients, train_steps
 

@@ -24,7 +24,7 @@ from tformer_cli.storage.state import (
     write_checksums,
 )
 from tformer_cli.storage.trained_model import load_trained_network
-from tformer_cli.training.optim import MovingAverage
+from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.resume import checkpoint_before, last_checkpoint
 from tformer_cli.training.saving import (
     average_checkpoints,

@@ -18,7 +18,8 @@ from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import TrainingError
 from tformer_cli.model.network import Network
 from tformer_cli.training import step
-from tformer_cli.training.optim import MovingAverage, build_optimizer
+from tformer_cli.training.ema import MovingAverage
+from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.step import NonFiniteStep, StepBatch, accumulate_gradients, train_steps
 
 

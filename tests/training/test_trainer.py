@@ -39,8 +39,8 @@ from tformer_cli.storage.state import (
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training import recovery, setup
 from tformer_cli.training import trainer as run_module
-from tformer_cli.training.optim import build_schedule
 from tformer_cli.training.resume import locked
+from tformer_cli.training.schedules import build_schedule
 from tformer_cli.training.step import TrainState, train_steps
 from tformer_cli.training.trainer import train
 from tformer_cli.training.validation import Validation, is_finished, scored, validate

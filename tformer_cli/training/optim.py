@@ -1,26 +1,13 @@
-"""Optimizers, learning-rate schedules, the moving average of weights, and norms of their parts."""
+"""Optimizers: Adam, AdamW, and Muon for the matrices inside layers."""
 
-import copy
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
-from tformer_cli.config.schema.training import (
-    AdamConfig,
-    ConstantSchedule,
-    CosineSchedule,
-    InverseSquareRootSchedule,
-    LinearSchedule,
-    MuonConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    StepSchedule,
-)
-from tformer_cli.model.network import Network
+from tformer_cli.config.schema.training import AdamConfig, MuonConfig, OptimizerConfig
 
 # Its rows are tokens, as those of an embedding are; Muon is for maps between hidden states.
 OUTPUT_WEIGHT = "output.weight"
@@ -29,8 +16,6 @@ NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 # Root mean square of a usual update of Adam (Liu et al. 2025, section 2.2).
 ADAM_RMS = 0.2
-
-Schedule = Callable[[int], float]
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -133,100 +118,3 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         factor = torch.baddbmm(square, square, square, beta=third, alpha=fifth)
         near = torch.baddbmm(near, factor, near, beta=first)
     return (near.mT if is_tall else near).to(matrices.dtype)
-
-
-def build_schedule(config: ScheduleConfig, *, peak: float, max_steps: int) -> Schedule:
-    """Return the learning rate as a function of the step, which counts from 1.
-
-    Linear warm-up to `peak` at `warmup_steps`, then decay until `max_steps`.
-    """
-
-    def learning_rate(step: int) -> float:
-        if step < config.warmup_steps:
-            return peak * step / config.warmup_steps
-        return peak * _decay(config, step, max_steps)
-
-    return learning_rate
-
-
-def _decay(config: ScheduleConfig, step: int, max_steps: int) -> float:
-    """Return the share of the peak at a step after the warm-up."""
-    after = step - config.warmup_steps
-    progress = min(1.0, after / max(1, max_steps - config.warmup_steps))
-    match config:
-        case CosineSchedule(final_ratio=final):
-            return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
-        case LinearSchedule(final_ratio=final):
-            return final + (1 - final) * (1 - progress)
-        case InverseSquareRootSchedule():
-            return math.sqrt(config.warmup_steps / step)
-        case StepSchedule(step_size=step_size, factor=factor):
-            return float(factor ** (after // step_size))
-        case ConstantSchedule():
-            return 1.0
-
-
-class MovingAverage:
-    """Exponential moving average (EMA) of the weights (Polyak and Juditsky 1992).
-
-    After step t the average a of a weight w is d * a + (1 - d) * w, where d is the decay or, early
-    on, (1 + t) / (10 + t), so that the initial weights soon count for nothing. The average is a
-    function of the steps alone: only its weights, those of `model`, are saved.
-    """
-
-    def __init__(self, model: Network, decay: float) -> None:
-        self.model = copy.deepcopy(model)
-        self.decay = decay
-
-    @torch.no_grad()
-    def update(self, model: Network, step: int) -> None:
-        """Move the average toward the model after `step`, counted from 1."""
-        share = 1.0 - min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)
-
-
-class PartReport(NamedTuple):
-    """What one step did to a part of the model."""
-
-    grad_norm: float  # before clipping
-    # Norm of the change of the weights over their norm before it. Far below 1e-4 a part hardly
-    # learns; far above 1e-2 it is unstable. None if all were zero.
-    update_ratio: float | None
-
-
-def watch_parts(model: nn.Module, grad_norms: Tensor) -> Callable[[], dict[str, PartReport]]:
-    """Return a function that reports, after an optimizer step, what it did to each part.
-
-    `grad_norms` (P,) are those of the P weights that are not frozen.
-    """
-    parts: dict[str, list[nn.Parameter]] = {}
-    norms: dict[str, list[float]] = {}
-    trained = [item for item in model.named_parameters() if item[1].requires_grad]
-    for (name, weight), norm in zip(trained, grad_norms.tolist(), strict=True):
-        parts.setdefault(part_of(name), []).append(weight)
-        norms.setdefault(part_of(name), []).append(norm)
-    before = {part: [w.detach().clone() for w in weights] for part, weights in parts.items()}
-
-    @torch.no_grad()
-    def reports() -> dict[str, PartReport]:
-        result = {}
-        for part, weights in parts.items():
-            changes = [w - old for w, old in zip(weights, before[part], strict=True)]
-            ratio = (get_total_norm(changes) / get_total_norm(before[part])).item()
-            # JSON has no infinity.
-            update_ratio = ratio if math.isfinite(ratio) else None
-            result[part] = PartReport(math.hypot(*norms[part]), update_ratio)
-        return result
-
-    return reports
-
-
-def part_of(weight: str) -> str:
-    """Return the part of the model that a weight belongs to: a layer, or a module beside them.
-
-    `decoder.layers.3.self_attention.query.weight` is in `decoder.layers.3`, `encoder.norm.weight`
-    in `encoder.norm`, and a shared embedding in the part that names it first.
-    """
-    module, _, _ = weight.rpartition(".")
-    names = module.split(".")
-    return ".".join(names[: 3 if "layers" in names else 2])

@@ -30,17 +30,12 @@ from tformer_cli.device import (
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.model.network import Network
 from tformer_cli.storage.state import TrainingProgress
+from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.loss import loss_sums
-from tformer_cli.training.optim import (
-    MovingAverage,
-    PartReport,
-    Schedule,
-    build_optimizer,
-    build_schedule,
-    set_learning_rate,
-    watch_parts,
-)
+from tformer_cli.training.optim import build_optimizer, set_learning_rate
+from tformer_cli.training.part_norms import PartReport, watch_parts
 from tformer_cli.training.recovery import LossScale, in_halves
+from tformer_cli.training.schedules import Schedule, build_schedule
 
 
 @dataclass(slots=True)
