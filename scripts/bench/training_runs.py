@@ -37,9 +37,10 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.training.average import averaged_model
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.resume import locked, trajectory_settings
-from tformer_cli.training.saving import averaged_model, restore_checkpoint, take_checkpoint
+from tformer_cli.training.saving import restore_checkpoint, take_checkpoint
 from tformer_cli.training.shutdown import GracefulShutdown
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.trainer import Trainer, train

@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 from toy import CONFIG, write_toy
 
-from tformer_cli.training import find_batch_size, saving
+from tformer_cli.training import average, find_batch_size, saving
 from tformer_cli.training import trainer as training
 from tformer_cli.training.validation import Validation, validate
 
@@ -506,7 +506,7 @@ def test_the_score_of_a_model_that_has_diverged_is_null(run, tformer, monkeypatc
     config = (run / "config.yaml").read_text()
     assert "selection_metric: bleu\n" in config
     (run / "config.yaml").write_text(config.replace("metric: bleu\n", "metric: loss\n"))
-    monkeypatch.setattr(saving, "validate", overflowing)
+    monkeypatch.setattr(average, "validate", overflowing)
     found = json.loads(
         tformer("average", run, "--last", "2", "--json").stdout, parse_constant=pytest.fail
     )

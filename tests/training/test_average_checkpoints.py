@@ -18,7 +18,7 @@ from tformer_cli.storage.atomic import remove_directory
 from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.training.saving import average_checkpoints
+from tformer_cli.training.average import average_checkpoints
 from tformer_cli.training.trainer import train
 
 CPU = torch.device("cpu")

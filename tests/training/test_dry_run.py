@@ -40,6 +40,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.special_tokens import NUM_SPECIAL
 from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.training import dry_run as dry_run_module
+from tformer_cli.training.average import averaged_model
 from tformer_cli.training.dry_run import (
     BatchShape,
     DryRun,
@@ -53,7 +54,6 @@ from tformer_cli.training.dry_run import (
     worst_case_steps,
     worst_case_store,
 )
-from tformer_cli.training.saving import averaged_model
 from tformer_cli.training.setup import origin_of, save_tokenizers
 from tformer_cli.training.trainer import Trainer, train
 

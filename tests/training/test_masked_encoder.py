@@ -23,9 +23,9 @@ from tformer_cli.plotting.curves import read_history
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model, load_trained_network
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.training.average import average_checkpoints
 from tformer_cli.training.dry_run import dry_run
 from tformer_cli.training.logging import TrainingLogger
-from tformer_cli.training.saving import average_checkpoints
 from tformer_cli.training.step import train_steps
 from tformer_cli.training.trainer import Trainer, train
 from tformer_cli.training.validation import validate

@@ -29,7 +29,8 @@ from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import OPTIMIZER_FILE, RunDirectory
 from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.optim import build_optimizer, set_learning_rate
-from tformer_cli.training.saving import broadcast_state, restore_checkpoint, take_checkpoint
+from tformer_cli.training.replicas import broadcast_state
+from tformer_cli.training.saving import restore_checkpoint, take_checkpoint
 from tformer_cli.training.step import NonFiniteStep, TrainState, accumulate_gradients, train_steps
 
 CLIP_NORM = 0.05

@@ -215,7 +215,7 @@ def average(
     run_directory = chosen_run(run, "last")
 
     from tformer_cli.device import resolve_device
-    from tformer_cli.training.saving import average_checkpoints, last_checkpoints
+    from tformer_cli.training.average import average_checkpoints, last_checkpoints
 
     # At least two, so that a single checkpoint is an error.
     count = best or last or max(2, len(last_checkpoints(run_directory)[:MAX_AVERAGED]))

@@ -27,6 +27,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.training.average import averaged_model
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.pretrained import (
     load_pretrained,
@@ -40,6 +41,7 @@ from tformer_cli.training.recovery import (
     next_action,
     rolled_back,
 )
+from tformer_cli.training.replicas import broadcast_state, check_inputs_agree, check_replicas
 from tformer_cli.training.resume import (
     check_data_position,
     check_run_folder,
@@ -52,15 +54,7 @@ from tformer_cli.training.resume import (
     resumed,
     trajectory_settings,
 )
-from tformer_cli.training.saving import (
-    averaged_model,
-    broadcast_state,
-    check_inputs_agree,
-    check_replicas,
-    restart,
-    restore_checkpoint,
-    take_checkpoint,
-)
+from tformer_cli.training.saving import restart, restore_checkpoint, take_checkpoint
 from tformer_cli.training.setup import (
     TrainingData,
     describe,
