@@ -37,8 +37,8 @@ from tformer_cli.errors import UsageError, printable, quantity
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from tformer_cli.corpus.held_out import Split
     from tformer_cli.corpus.phrases import Phrases
+    from tformer_cli.corpus.split import Split
 
 # Maximum number of characters of a side that `check` and `new` show.
 _SHOWN = 60
@@ -149,8 +149,8 @@ def new(
     kept = text.files | {k: v for k, v in valid_files.items() if v}
     check_replaceable(output, kept, overwrite=force)
     # Imports that `show` does not need.
-    from tformer_cli.corpus.held_out import given_split, split_text
     from tformer_cli.corpus.reader import first_rows
+    from tformer_cli.corpus.split import given_split, split_text
     from tformer_cli.text.language import are_exchanged
 
     languages = languages_of(text, source_language, target_language)

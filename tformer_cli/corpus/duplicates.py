@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from tformer_cli.config.schema.data import FilterConfig
-from tformer_cli.corpus.held_out import normalized
+from tformer_cli.corpus.line_keys import normalized
 from tformer_cli.storage.atomic import storage_errors
 
 # Pairs sorted together to find duplicates: some dozens of MiB, whatever the corpus size.

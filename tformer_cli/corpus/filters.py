@@ -14,7 +14,7 @@ import numpy as np
 
 from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.config.schema.text import Direction, Text
-from tformer_cli.corpus.held_out import EMPTY_KEY, line_key
+from tformer_cli.corpus.line_keys import EMPTY_KEY, line_key
 from tformer_cli.corpus.reader import read_rows
 from tformer_cli.errors import UsageError, quantity
 from tformer_cli.extras import package

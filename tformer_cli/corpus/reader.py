@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,6 +76,15 @@ def read_nonempty(text: Bitext) -> Iterator[tuple[str, str]]:
         yield pair
     if pair is None:
         raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
+
+
+def counted(
+    pairs: Iterable[tuple[str, str]], on_done: Callable[[int], object]
+) -> Iterator[tuple[str, str]]:
+    """Yield pairs, and call `on_done` with 1 after each."""
+    for pair in pairs:
+        yield pair
+        on_done(1)
 
 
 def first_rows(texts: Mapping[str, Text]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:

@@ -15,8 +15,8 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.text import Bitext, Direction, PlainText, Text
-from tformer_cli.corpus.held_out import overlap_warnings
 from tformer_cli.corpus.lines import read_lines
+from tformer_cli.corpus.overlap import overlap_warnings
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import resolve_device, resolve_precision

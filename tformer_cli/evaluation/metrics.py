@@ -18,8 +18,8 @@ from sacrebleu.metrics.ter import TER
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config, EvaluationConfig
 from tformer_cli.config.schema.text import Bitext, ParallelText, PlainText
-from tformer_cli.corpus.held_out import counted, overlap_warnings
-from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.overlap import overlap_warnings
+from tformer_cli.corpus.reader import counted, read_texts
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.text.language import (
     are_exchanged,

@@ -9,8 +9,7 @@ import torch
 
 from tformer_cli.config.schema.text import Bitext, PairsFile
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.corpus.held_out import counted
-from tformer_cli.corpus.reader import read_nonempty
+from tformer_cli.corpus.reader import counted, read_nonempty
 from tformer_cli.export.run import write_run
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq

@@ -1,15 +1,10 @@
-"""Validation and test text: held out from training text, or compared with it for overlap.
-
-Lines are equal if they are after NFKC normalization, case folding and collapsing whitespace.
-"""
+"""Training, validation and test text of a new config: one text that is split, or given texts."""
 
 import contextlib
-import hashlib
 import itertools
 import re
-import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -17,9 +12,11 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer_cli.config.schema.text import Bitext, ParallelText, Text
-from tformer_cli.corpus.reader import read_texts, text_changed
-from tformer_cli.errors import DataError, Problem, UsageError, quantity
+from tformer_cli.config.schema.text import Bitext, ParallelText
+from tformer_cli.corpus.line_keys import EMPTY_KEY, line_key
+from tformer_cli.corpus.overlap import overlaps
+from tformer_cli.corpus.reader import counted, read_texts, text_changed
+from tformer_cli.errors import DataError, UsageError, quantity
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
 from tformer_cli.text.language import side_names
 
@@ -33,15 +30,7 @@ MAX_WORDS = 32_000
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _ORIGIN = "origin.json"
 
-# Key of a line without text.
-EMPTY_KEY = 0
-
-# Short sentences occur in any two texts of a domain.
-_TOLERATED_OVERLAP = 0.01
-
 OnRead = Callable[[int], object]
-_Key = tuple[str | None, str | None]
-
 
 # The part of a split that a pair belongs to. The first three are written.
 TRAIN, VALID, TEST, SET_ASIDE = range(4)
@@ -58,16 +47,6 @@ class Split:
     num_set_aside: int  # pairs in no part, since a side of them is in validation or test text
     num_characters: int  # distinct characters of the text that was split
     num_words: int  # distinct words; counting stops when there are `MAX_WORDS`
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Number of held-out pairs, and of those whose pair, source or target is in training text."""
-
-    num_pairs: int
-    pairs: int
-    sources: int
-    targets: int
 
 
 def split_text(
@@ -168,76 +147,6 @@ def assign_parts(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
     repeats = _is_in(keys[:, 0], sources) | _is_in(keys[:, 1], targets)
     parts[repeats & (parts == TRAIN)] = SET_ASIDE
     return parts
-
-
-def overlaps(
-    training: Iterable[tuple[str, str]], held_out: Mapping[str, Text]
-) -> dict[str, Overlap]:
-    """Return the overlap of each held-out text with training pairs, which are read once.
-
-    Memory grows with the held-out texts only.
-    """
-    rows = {
-        name: [_overlap_keys(pair) for pair in read_texts([text])]
-        for name, text in held_out.items()
-    }
-    wanted = {key for keys in rows.values() for row in keys for key in row if any(key)}
-    seen = set[_Key]()
-    for pair in training:
-        seen.update(wanted.intersection(_overlap_keys(pair)))
-
-    def num_seen(keys: Sequence[Sequence[_Key]], which: int) -> int:
-        return sum(row[which] in seen for row in keys)
-
-    return {
-        name: Overlap(len(keys), *(num_seen(keys, which) for which in range(3)))
-        for name, keys in rows.items()
-    }
-
-
-def _overlap_keys(pair: tuple[str, str]) -> tuple[_Key, _Key, _Key]:
-    """Return a key of the pair, of its source, and of its target."""
-    source, target = map(normalized, pair)
-    return (source, target), (source, None), (None, target)
-
-
-def overlap_warnings(
-    training: Iterable[tuple[str, str]], held_out: Mapping[str, Text], unit: str
-) -> Iterator[Problem]:
-    """Yield a warning for each held-out text with considerable overlap; `unit` names a pair."""
-    for name, overlap in overlaps(training, held_out).items():
-        repeated = max(overlap.pairs, overlap.sources, overlap.targets)
-        if repeated > _TOLERATED_OVERLAP * overlap.num_pairs:
-            yield Problem(
-                name,
-                "is partly in data.train, so its scores are too high",
-                f"{overlap.pairs:,} of {quantity(overlap.num_pairs, unit)}, "
-                f"{quantity(overlap.sources, 'source')}, {quantity(overlap.targets, 'target')}",
-                "remove them from the training text",
-            )
-
-
-def normalized(line: str) -> str:
-    """Return the normal form that equal lines share; empty for a line of whitespace."""
-    if not line.isascii():
-        line = unicodedata.normalize("NFKC", line)
-    return " ".join(line.casefold().split())
-
-
-def line_key(line: str) -> int:
-    """Return a 64-bit hash of a normalized line; `EMPTY_KEY` for a line of whitespace."""
-    text = normalized(line)
-    if not text:
-        return EMPTY_KEY
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
-
-
-def counted(pairs: Iterable[tuple[str, str]], on_done: OnRead) -> Iterator[tuple[str, str]]:
-    """Yield pairs, and call `on_done` with 1 after each."""
-    for pair in pairs:
-        yield pair
-        on_done(1)
 
 
 def _inventory(text: Bitext, on_done: OnRead) -> tuple[NDArray[np.uint64], set[str], set[str]]:

@@ -1,4 +1,4 @@
-"""Splits and overlap: nothing held out is in training text, and no file of a user is lost."""
+"""Splits: nothing held out is in training text, and no file of a user is lost."""
 
 import json
 import os
@@ -11,20 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.text import ParallelText, PlainText, Text
-from tformer_cli.corpus import held_out
-from tformer_cli.corpus.held_out import (
+from tformer_cli.config.schema.text import ParallelText
+from tformer_cli.corpus import split as splitting
+from tformer_cli.corpus.split import (
     TEST,
     TRAIN,
     VALID,
-    Overlap,
     assign_parts,
     given_split,
-    line_key,
-    overlaps,
     split_text,
 )
-from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import DataError, UsageError
 
 Pairs = list[tuple[str, str]]
@@ -129,7 +125,7 @@ def test_two_sides_of_one_language_have_names_of_their_own(tmp_path: Path) -> No
 def test_distinct_words_are_counted_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(held_out, "MAX_WORDS", limit)
+    monkeypatch.setattr(splitting, "MAX_WORDS", limit)
     text = write(tmp_path, [("a cat, two", "Zwei Katzen"), ("cat 22", "eine"), ("x", "y")])
     split = split_text(text, tmp_path / "parts", LANGUAGES)
     assert split.num_words == {3: 4, 9: 5}[limit]
@@ -177,7 +173,7 @@ def test_text_that_changes_while_it_is_read_leaves_nothing(
         write(tmp_path, changed)
         return assign_parts(keys)
 
-    monkeypatch.setattr(held_out, "assign_parts", changing)
+    monkeypatch.setattr(splitting, "assign_parts", changing)
     with pytest.raises(DataError) as raised:
         split_text(text, tmp_path / "my.data", LANGUAGES)
     assert str(raised.value) == (
@@ -284,65 +280,3 @@ def test_each_pair_counts_whenever_it_is_read(tmp_path: Path) -> None:
     assert sum(counts) == 2 * 60
     given_split(split.texts["train"], split.texts["valid"], on_done=counts.append)
     assert sum(counts) == 2 * 60 + 2 * split.num_pairs["train"]
-
-
-def parallel(folder: Path, name: str, pairs: list[tuple[str, str]]) -> ParallelText:
-    text = ParallelText(source=folder / f"{name}.en", target=folder / f"{name}.de")
-    for file, side in ((text.source, 0), (text.target, 1)):
-        file.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-    return text
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("A dog.", "a DOG."),
-        ("A dog.", "  A\tdog. "),
-        ("ﬁne", "fine"),
-        ("Straße", "STRASSE"),
-        ("ｆｕｌｌ　ｗｉｄｔｈ", "full width"),
-        ("é", "e\u0301"),
-        ("", " \u3000"),
-    ],
-)
-def test_lines_that_count_as_equal(one: str, other: str) -> None:
-    assert line_key(one) == line_key(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [("A dog.", "A dog"), ("a b", "ab"), ("", "."), ("ä", "a")]
-)
-def test_lines_that_count_as_different(one: str, other: str) -> None:
-    assert line_key(one) != line_key(other)
-
-
-def test_pairs_sources_and_targets_are_counted_apart(tmp_path: Path) -> None:
-    first = parallel(tmp_path, "first", [("A dog.", "Ein Hund."), ("Yes.", "Ja."), ("", "x")])
-    second = parallel(tmp_path, "second", [("Oh yes!", "Oh ja!"), ("No.", "Nein.")])
-    valid = parallel(
-        tmp_path,
-        "valid",
-        [
-            ("a dog.", "EIN HUND."),
-            ("Yes.", "Jawohl."),
-            ("Indeed!", "Ja."),
-            # Both are in training text, but not together.
-            ("No.", "Ja."),
-            ("New.", "Neu."),
-            ("", ""),
-        ],
-    )
-    test = parallel(tmp_path, "test", [("New.", "Neu.")])
-    held_out: dict[str, Text] = {"valid": valid, "test": test}
-    assert overlaps(read_texts([first, second]), held_out) == {
-        "valid": Overlap(num_pairs=6, pairs=1, sources=3, targets=3),
-        "test": Overlap(num_pairs=1, pairs=0, sources=0, targets=0),
-    }
-
-
-def test_text_alone_overlaps_by_its_lines(tmp_path: Path) -> None:
-    files = tmp_path / "train.en", tmp_path / "valid.en"
-    for file, lines in zip(files, ("a\nb\n\n", "B\nc\n\n"), strict=True):
-        file.write_text(lines, encoding="utf-8")
-    found = overlaps(read_texts([PlainText(text=files[0])]), {"valid": PlainText(text=files[1])})
-    assert found == {"valid": Overlap(num_pairs=3, pairs=1, sources=1, targets=0)}
