@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import load_or_build
 from weighted import weighted_store
 
 from tformer_cli.config.schema.data import FilterConfig
@@ -28,7 +29,7 @@ from tformer_cli.corpus.duplicates import pair_digests
 from tformer_cli.corpus.filters import FilterReport, PairFilter
 from tformer_cli.corpus.shards import encode_shard, read_shard
 from tformer_cli.corpus.store import TokenStore, id_dtype
-from tformer_cli.corpus.store_builder import StoreWriter, load_or_build_store
+from tformer_cli.corpus.store_builder import StoreWriter
 from tformer_cli.errors import DataError, DeviceError, StorageError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
@@ -131,7 +132,7 @@ def test_a_store_is_what_a_list_in_memory_would_be(both, shard_lines, drop_dupli
     filters = replace(FILTERS, drop_duplicates=drop_duplicates)
     with TemporaryDirectory() as folder:
         texts = write(Path(folder), both)
-        found = load_or_build_store(
+        found = load_or_build(
             texts,
             TOKENIZERS,
             filters,
@@ -145,7 +146,7 @@ def test_a_store_is_what_a_list_in_memory_would_be(both, shard_lines, drop_dupli
 @pytest.mark.parametrize("num_processes", [2, 3])
 def test_several_processes_build_the_same(tmp_path, num_processes):
     texts = write(tmp_path, MANY)
-    found = load_or_build_store(
+    found = load_or_build(
         texts,
         TOKENIZERS,
         FILTERS,
@@ -158,9 +159,9 @@ def test_several_processes_build_the_same(tmp_path, num_processes):
 
 def test_a_second_start_encodes_nothing(tmp_path):
     texts = write(tmp_path, MANY)
-    first = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS)
+    first = load_or_build(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS)
     tokenizers, spy = spied()
-    again = load_or_build_store(texts, tokenizers, FILTERS, stores=tmp_path / "stores", **OPTIONS)
+    again = load_or_build(texts, tokenizers, FILTERS, stores=tmp_path / "stores", **OPTIONS)
     assert spy.num_chunks == 0
     assert_same(again, first)
     assert again[0].known_fingerprint is not None
@@ -173,7 +174,7 @@ def test_the_sentences_of_a_text_alone_are_their_own_targets(tmp_path):
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
     texts = [PlainTrainingText(text=tmp_path / "text", weight=2.5)]
     stores = tmp_path / "stores"
-    store, report = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    store, report = load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     encode = TOKENIZERS.source.encode
     wanted = weighted_store((encode(line), encode(line), 2.5) for line in ("ab", "b"))
     assert_same((store, report), (wanted, FilterReport(2, empty=1, too_long=1, duplicate=1)))
@@ -187,7 +188,7 @@ def test_the_sentences_of_a_text_alone_are_their_own_targets(tmp_path):
     # A text and its translation of the same lines is another store.
     shutil.copy(tmp_path / "text", tmp_path / "translation")
     pairs = [TrainingText(source=tmp_path / "text", target=tmp_path / "translation")]
-    load_or_build_store(pairs, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    load_or_build(pairs, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert len(names(stores)) == 2
 
 
@@ -199,35 +200,29 @@ def test_two_texts_alone_are_no_pair(tmp_path):
         ([PlainTrainingText(text=file) for file in files], 2),
         ([TrainingText(source=files[0], target=files[1])], 1),
     ):
-        store, _ = load_or_build_store(
-            texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS
-        )
+        store, _ = load_or_build(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS)
         assert len(store) == num_examples
 
 
 def test_the_weights_belong_to_the_run_and_not_to_the_store(tmp_path):
-    load_or_build_store(
-        write(tmp_path, MANY), TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS
-    )
+    load_or_build(write(tmp_path, MANY), TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS)
     tokenizers, spy = spied()
     texts = write(tmp_path, MANY, (0.5, 3.0))
     for _ in range(2):
-        found = load_or_build_store(
-            texts, tokenizers, FILTERS, stores=tmp_path / "stores", **OPTIONS
-        )
+        found = load_or_build(texts, tokenizers, FILTERS, stores=tmp_path / "stores", **OPTIONS)
         assert_same(found, expected(MANY, FILTERS, (0.5, 3.0)))
     assert spy.num_chunks == 0
 
 
 def test_a_store_that_cannot_be_written_serves_other_weights(tmp_path, small_files):
     stores = tmp_path / "stores"
-    load_or_build_store(write(tmp_path, MANY), TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    load_or_build(write(tmp_path, MANY), TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     texts = write(tmp_path, MANY, (0.5, 3.0))
     for file in (file for text in texts for file in text.files.values()):
         os.utime(file, (0, 0))
     before = {file: file.read_bytes() for file in stores.rglob("*.json")}
     with small_files(0):
-        found = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+        found = load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS, (0.5, 3.0)))
     assert {file: file.read_bytes() for file in stores.rglob("*.json")} == before
 
@@ -243,9 +238,7 @@ def test_text_filters_and_tokenizer_make_another_store(tmp_path):
         (MANY, FILTERS, letters),
     ):
         texts = write(tmp_path, corpora)
-        found = load_or_build_store(
-            texts, tokenizers, filters, stores=tmp_path / "stores", **OPTIONS
-        )
+        found = load_or_build(texts, tokenizers, filters, stores=tmp_path / "stores", **OPTIONS)
         assert found[1] == expected(corpora, filters)[1]
     assert len(names(tmp_path / "stores")) == 4
 
@@ -258,7 +251,7 @@ def stop_before(texts: Sequence[TrainingText], stores: Path, last: int, **option
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load_or_build_store(texts, spied(kill)[0], FILTERS, stores=stores, **(OPTIONS | options))
+        load_or_build(texts, spied(kill)[0], FILTERS, stores=stores, **(OPTIONS | options))
     (building,) = stores.glob("*.building")
     return building
 
@@ -269,7 +262,7 @@ def test_a_build_that_is_killed_resumes_behind_the_shards_that_are_there(tmp_pat
     building = stop_before(texts, stores, last)
     assert len(list(building.glob("*.shard"))) == last - 1
     tokenizers, spy = spied()
-    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
+    found = load_or_build(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
     # 42 and 6 lines in shards of 6.
     assert spy.num_chunks == 8 - (last - 1)
@@ -281,7 +274,7 @@ def test_shards_of_another_size_are_no_shards_of_these_lines(tmp_path, shard_lin
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
     num_shards = -(-42 // shard_lines) + -(-6 // shard_lines)
     stop_before(texts, stores, num_shards, shard_lines=shard_lines)
-    found = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    found = load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
 
 
@@ -319,27 +312,27 @@ def test_a_damaged_shard_is_encoded_again_and_no_other(tmp_path, damage, number)
     building = stop_before(texts, stores, 5)
     damage(building / f"0-{6 * number}.shard")
     tokenizers, spy = spied()
-    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
+    found = load_or_build(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
     assert spy.num_chunks == 8 - 4 + 1
 
 
 def test_a_store_whose_index_is_nested_without_end_is_built_again(tmp_path):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    before = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    before = load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     (index,) = stores.glob("*/index.json")
     index.write_text("[" * 100_000, encoding="utf-8")
-    assert_same(load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS), before)
+    assert_same(load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS), before)
 
 
 @pytest.mark.parametrize("name", ["source.ids", "target.offsets", "index.json"])
 def test_a_store_that_is_not_whole_is_built_again(tmp_path, name):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     (store,) = (path for path in stores.iterdir() if path.is_dir())
     content = (store / name).read_bytes()
     (store / name).write_bytes(content[: len(content) // 2 // 8 * 8])
-    found = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    found = load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
     assert (store / name).stat().st_size == len(content)
 
@@ -381,12 +374,12 @@ def move_a_pair(index: dict[str, Any]) -> None:
 )
 def test_a_store_of_the_same_size_that_was_changed_is_built_again(tmp_path, damage):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     (store,) = (path for path in stores.iterdir() if path.is_dir())
     before = {file.name: file.read_bytes() for file in store.iterdir()}
     damage(store)
     tokenizers, spy = spied()
-    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
+    found = load_or_build(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
     assert spy.num_chunks == 8
     assert {file.name: file.read_bytes() for file in store.iterdir()} == before
@@ -394,10 +387,10 @@ def test_a_store_of_the_same_size_that_was_changed_is_built_again(tmp_path, dama
 
 def test_a_store_of_another_format_is_another_store(tmp_path, monkeypatch):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     monkeypatch.setattr(store_builder, "STORE_VERSION", store_builder.STORE_VERSION + 1)
     tokenizers, spy = spied()
-    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
+    found = load_or_build(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
     assert spy.num_chunks == 8
     assert len(names(stores)) == 2
@@ -411,10 +404,10 @@ def test_what_a_kill_left_of_a_finished_build_goes_with_the_next_start(tmp_path,
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+            load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert len(names(stores)) == 2
     tokenizers, spy = spied()
-    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
+    found = load_or_build(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
     assert spy.num_chunks == 0
     assert len(names(stores)) == 1
@@ -433,7 +426,7 @@ def test_two_that_build_the_same_at_once_build_it_once(tmp_path):
     found = {}
 
     def build(name: str, tokenizers: Tokenizers) -> None:
-        found[name] = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
+        found[name] = load_or_build(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
 
     threads = [
         threading.Thread(target=build, args=("first", first)),
@@ -455,7 +448,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_that_counts_as_whole(tmp_path, s
     texts, stores = write(tmp_path, many), tmp_path / "stores"
     options = {"stores": stores, "num_processes": 1, "shard_lines": 100}
     with small_files(20_000), pytest.raises(StorageError) as caught:
-        load_or_build_store(texts, TOKENIZERS, FilterConfig(), **options)
+        load_or_build(texts, TOKENIZERS, FilterConfig(), **options)
     (building,) = stores.glob("*.building")
     assert str(caught.value) == (
         f"{building}/0-500.shard: cannot be written (File too large); "
@@ -463,7 +456,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_that_counts_as_whole(tmp_path, s
     )
     assert names(stores) == [building.name]
     tokenizers, spy = spied()
-    found = load_or_build_store(texts, tokenizers, FilterConfig(), **options)
+    found = load_or_build(texts, tokenizers, FilterConfig(), **options)
     assert_same(found, expected(many, FilterConfig()))
     assert spy.num_chunks == 31 - 5
 
@@ -475,7 +468,7 @@ def test_a_disk_that_fills_up_at_the_very_end_leaves_no_store(tmp_path, monkeypa
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(StorageError) as caught:
-        load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+        load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     key = names(stores)[0].removesuffix(".building")
     assert str(caught.value) == (
         f"{stores / key}: cannot be written (No space left on device); "
@@ -485,7 +478,7 @@ def test_a_disk_that_fills_up_at_the_very_end_leaves_no_store(tmp_path, monkeypa
     monkeypatch.undo()
     tokenizers, spy = spied()
     assert_same(
-        load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS),
+        load_or_build(texts, tokenizers, FILTERS, stores=stores, **OPTIONS),
         expected(MANY, FILTERS),
     )
     assert spy.num_chunks == 0
@@ -496,7 +489,7 @@ def test_a_fault_found_late_leaves_no_store(tmp_path):
     with texts[1].target.open("a") as longer:
         longer.write("one line more\n")
     with pytest.raises(DataError) as caught:
-        load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+        load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert str(caught.value) == (
         f"{texts[1].target}:7: has no counterpart in {texts[1].source} (7 and 6 lines); "
         "line n of one file must translate line n of the other"
@@ -514,7 +507,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
                     longer.write("a\n")
 
     with pytest.raises(DataError) as caught:
-        load_or_build_store(texts, spied(grow)[0], FILTERS, stores=stores, **OPTIONS)
+        load_or_build(texts, spied(grow)[0], FILTERS, stores=stores, **OPTIONS)
     assert str(caught.value) == (
         "data.train: the text changed while it was read; run the same command again"
     )
@@ -535,19 +528,19 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
 def test_a_text_of_which_nothing_is_left_is_refused(tmp_path, pairs, message):
     texts, stores = write(tmp_path, [pairs]), tmp_path / "stores"
     with pytest.raises(DataError) as caught:
-        load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+        load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert str(caught.value) == f"data.train: {message.format(source=texts[0].source)}"
     assert names(stores) == []
 
 
 def test_ids_lie_in_16_bits_where_every_one_fits(tmp_path):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    store, _ = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    store, _ = load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert store.source_ids.dtype == store.target_ids.dtype == np.uint16
     wide = build_tokenizers(
         CharConfig(), lambda: ((chr(0x10000 + i), "a") for i in range(70_000)), 1
     )
-    wide_store, _ = load_or_build_store(
+    wide_store, _ = load_or_build(
         write(tmp_path, [[(chr(0x10000 + 69_999), "a")]]),
         wide,
         FilterConfig(),
@@ -560,7 +553,7 @@ def test_ids_lie_in_16_bits_where_every_one_fits(tmp_path):
 
 def test_the_index_is_plain_json(tmp_path):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    _, report = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    _, report = load_or_build(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     (file,) = stores.glob("*/index.json")
     index = json.loads(file.read_text())
     assert sum(text["kept"] for text in index["texts"]) == report.kept
@@ -650,7 +643,7 @@ def test_a_store_has_the_pairs_that_keep_all_rules(tokenizers, tmp_path, num_pro
     texts = write(tmp_path, [DIRTY])
     (tmp_path / "valid").write_text("CCC\n")
     config = FilterConfig(**RULES)
-    store, report = load_or_build_store(
+    store, report = load_or_build(
         texts,
         tokenizers,
         config,
@@ -668,7 +661,7 @@ def test_a_store_has_the_pairs_that_keep_all_rules(tokenizers, tmp_path, num_pro
 
 def test_each_text_is_filtered_by_its_own_languages(tokenizers, tmp_path):
     texts = write(tmp_path, [[("abc", "abc")], [("abc", "abc")]])
-    _, report = load_or_build_store(
+    _, report = load_or_build(
         texts,
         tokenizers,
         FilterConfig(max_other_script=0.5),
@@ -687,7 +680,7 @@ def test_pairs_of_another_direction_are_no_copies(tokenizers, tmp_path, rules):
     texts = write(tmp_path, [pairs, swapped, pairs, pairs], [1.0] * 4)
 
     def report(*numbers: int) -> FilterReport:
-        return load_or_build_store(
+        return load_or_build(
             [texts[number] for number in numbers],
             tokenizers,
             FilterConfig(**rules),
@@ -708,7 +701,7 @@ def test_a_store_depends_on_held_out_text_and_languages_only_if_they_count(token
         valid.write_text(line)
         held_out = [PlainText(text=valid)]
         options = {"directions": [LANGUAGES], "held_out": held_out, "stores": stores, **OPTIONS}
-        return len(load_or_build_store(texts, tokenizers, FilterConfig(**rules), **options)[0])
+        return len(load_or_build(texts, tokenizers, FilterConfig(**rules), **options)[0])
 
     assert [num_kept("ccc\n"), num_kept("b\n")] == [6, 6]
     assert len([name for name in names(stores) if "." not in name]) == 1

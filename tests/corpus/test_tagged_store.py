@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loading import load_or_build
 
 from tformer_cli.config.schema.data import MAX_TAGS, DataConfig, SamplingConfig
 from tformer_cli.config.schema.text import ParallelText, TrainingText
@@ -17,7 +18,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.bucketing import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import PairTags, TokenStore, build_store, temperature_weights
-from tformer_cli.corpus.store_builder import load_or_build_store, training_store
+from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.text.special_tokens import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
@@ -118,7 +119,7 @@ def test_a_cached_fingerprint_is_that_of_its_target_tags(data, tokenizers, tmp_p
     for target_tags in ((), (6,), (7,)):
         first_ids = [((6,), target_tags)] * len(data.train)
         filters, stores = data.filters, tmp_path / "stores"
-        store, _ = load_or_build_store(
+        store, _ = load_or_build(
             data.train, tokenizers, filters, first_ids=first_ids, stores=stores
         )
         assert replace(store, known_fingerprint=None).fingerprint() == store.fingerprint()

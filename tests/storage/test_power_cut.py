@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from corpus.loading import load_or_build
 from power_cut import cut_at_every_call
 from test_partial_file import WHOLE, write
 
@@ -14,7 +15,6 @@ from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.config.schema.text import TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.store_builder import load_or_build_store
 from tformer_cli.storage import atomic, partial_file
 from tformer_cli.storage.atomic import (
     atomic_directory,
@@ -167,7 +167,7 @@ def test_a_token_store_is_built_to_its_end_from_whatever_is_there(disk, cut, tmp
     texts = [TrainingText(source=tmp_path / "src", target=tmp_path / "tgt")]
 
     def build(stores: Path) -> str:
-        store, _ = load_or_build_store(
+        store, _ = load_or_build(
             texts, TOKENIZERS, FilterConfig(), stores=stores, num_processes=1, shard_lines=2
         )
         return store.fingerprint()

@@ -26,6 +26,9 @@ SIDE_FILES = ("source.ids", "source.offsets"), ("target.ids", "target.offsets")
 # Pairs or tokens processed together, so that memory does not grow with the corpus.
 SLICE = 1 << 16
 
+# From the number of pairs of each text to their weight.
+WeightsOf = Callable[[Sequence[int]], Sequence[float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -273,7 +276,7 @@ def write_index(directory: Path, id_dtypes: Sequence[str], reports: Iterable[Fil
 
 def open_store(
     directory: Path,
-    weights_of: Callable[[Sequence[int]], Sequence[float]],
+    weights_of: WeightsOf,
     tags: Sequence[Sequence[int]],
     target_tags: Sequence[Sequence[int]],
 ) -> tuple[TokenStore, FilterReport] | None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tformer_cli.config.schema.data import DataConfig, FilterConfig, tag_names
-from tformer_cli.config.schema.text import AnyTrainingText, Direction, Text, TrainingBitext
+from tformer_cli.config.schema.data import DataConfig, FilterConfig
+from tformer_cli.config.schema.text import AnyTrainingText, Direction, Text
 from tformer_cli.corpus.duplicates import UNIQUE, find_duplicates
 from tformer_cli.corpus.filters import FilterReport, PairFilter
 from tformer_cli.corpus.prefetch import chunks, map_in_processes
@@ -32,6 +32,7 @@ from tformer_cli.corpus.store import (
     STORE_VERSION,
     PairTags,
     TokenStore,
+    WeightsOf,
     build_store,
     open_store,
     temperature_weights,
@@ -47,7 +48,6 @@ from tformer_cli.storage.atomic import (
 )
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.terminal import progress_bar
-from tformer_cli.text.special_tokens import tag_ids
 from tformer_cli.text.tokenizer import Ids, Tokenizers, load_tokenizers
 
 SHARD_LINES = 1 << 13
@@ -69,13 +69,18 @@ def training_store(
         if stores is None:
             # A mapped file stays readable after its removal.
             stores = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        texts, weights_of = data.tagged_train, None
+        texts = data.tagged_train
         directions = [data.direction_of(text) for text in texts]
         if data.unit == "line":
             directions = [(source, source) for source, _ in directions]
-        if data.sampling is not None:
-            own, temperature = [text.weight for text in texts], data.sampling.temperature
-            weights_of = partial(temperature_weights, own, directions, temperature)
+
+        def weights_of(num_pairs: Sequence[int]) -> Sequence[float]:
+            weights = [text.weight for text in texts]
+            if data.sampling is None:
+                return weights
+            temperature = data.sampling.temperature
+            return temperature_weights(weights, directions, temperature, num_pairs)
+
         return load_or_build_store(
             texts,
             tokenizers,
@@ -137,35 +142,26 @@ def load_or_build_store(
     tokenizers: Tokenizers,
     filters: FilterConfig,
     *,
-    first_ids: Sequence[tuple[Ids, Ids]] | None = None,
-    directions: Sequence[Direction] | None = None,
-    held_out: Sequence[Text] = (),
+    first_ids: Sequence[tuple[Ids, Ids]],
+    directions: Sequence[Direction],
+    held_out: Sequence[Text],
     stores: Path,
-    weights_of: Callable[[Sequence[int]], Sequence[float]] | None = None,
+    weights_of: WeightsOf,
     num_processes: int | None = None,
     shard_lines: int = SHARD_LINES,
 ) -> tuple[TokenStore, FilterReport]:
     """Open the store of some texts, all parallel or none; build it if it is missing or damaged.
 
     `stores` is the directory of all stores, each named by a hash of all that it depends on.
-    `first_ids` are what sources and targets of each text begin with; None for its tags.
-    The filters know the `directions` of the texts, source and target language (None: unknown), and
-    the texts whose lines may be `held_out`. `weights_of` is as for `open_store`; None for the
-    weights of the texts. `num_processes` encode; None for one a core, or for only this one if the
-    text is small. The store does not depend on them nor on `shard_lines`.
+    `first_ids` are what sources and targets of each text begin with. The filters know the
+    `directions` of the texts, source and target language, and the texts whose lines may be
+    `held_out`. `weights_of` is as for `open_store`. `num_processes` encode; None for one a core, or
+    for only this one if the text is small. The store does not depend on them nor on `shard_lines`.
     """
-    if first_ids is None:
-        names = tag_names(texts)
-        first_ids = [
-            (tag_ids(text.tags, names) if isinstance(text, TrainingBitext) else (), ())
-            for text in texts
-        ]
     tags, target_tags = zip(*first_ids, strict=True)
-    weights_of = weights_of or (lambda num_pairs: [text.weight for text in texts])
     open_or_none = partial(open_store, weights_of=weights_of, tags=tags, target_tags=target_tags)
     with storage_errors(stores):
         make_directory(stores)
-    directions = directions or [("source", "target")] * len(texts)
     held_out = held_out if filters.drop_held_out else ()
     key_of = partial(_key, texts, tokenizers, filters, directions, held_out, stores)
     key = key_of()
