@@ -69,20 +69,19 @@ def training_store(
         if stores is None:
             # A mapped file stays readable after its removal.
             stores = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        texts = data.tagged_train
-        directions = [data.direction_of(text) for text in texts]
+        directions = [data.direction_of(text) for text in data.train]
         if data.unit == "line":
             directions = [(source, source) for source, _ in directions]
 
         def weights_of(num_pairs: Sequence[int]) -> Sequence[float]:
-            weights = [text.weight for text in texts]
+            weights = [text.weight for text in data.train]
             if data.sampling is None:
                 return weights
             temperature = data.sampling.temperature
             return temperature_weights(weights, directions, temperature, num_pairs)
 
         return load_or_build_store(
-            texts,
+            data.train,
             tokenizers,
             data.filters,
             first_ids=[tokenizers.first_ids(data, text) for text in data.train],

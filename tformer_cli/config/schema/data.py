@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
@@ -42,12 +42,6 @@ class _Change(Protocol):
 def target_token(language: str) -> str:
     """Return the tag that asks for a target language (Johnson et al. 2017, section 3)."""
     return f"<2{language}>"
-
-
-def tag_names(texts: Sequence[AnyTrainingText]) -> tuple[str, ...]:
-    """Return all tags of training texts, in the order of their first appearance."""
-    tags = (name for text in texts if isinstance(text, TrainingBitext) for name in text.tags)
-    return tuple(dict.fromkeys(tags))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,17 +187,9 @@ class DataConfig:
         return (self.prefixes or {}).get(self.direction_of(text)[1], "")
 
     @property
-    def tagged_train(self) -> tuple[AnyTrainingText, ...]:
-        """The training texts, each with all its tags."""
-        return tuple(
-            replace(text, tags=self.tags_of(text)) if isinstance(text, TrainingBitext) else text
-            for text in self.train
-        )
-
-    @property
     def tags(self) -> tuple[str, ...]:
-        """All tags, in the order of their reserved ids."""
-        return tag_names(self.tagged_train)
+        """All tags, in the order of their reserved ids: that of their first appearance."""
+        return tuple(dict.fromkeys(name for text in self.train for name in self.tags_of(text)))
 
     @property
     def max_length(self) -> int:
