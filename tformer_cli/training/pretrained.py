@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.config import Config
@@ -152,29 +151,36 @@ def _is_encoder_for(saved: ModelConfig, wanted: ModelConfig) -> bool:
 
 def _mismatches(saved: ModelConfig, wanted: ModelConfig, run: RunDirectory) -> Iterator[Problem]:
     """Yield each key that makes another function of the same weights, or needs other weights."""
-    origin = str(run.path)
-    keys = [part.name for part in fields(saved)]
-    free_keys = FREE_MODEL_KEYS
-    renamed: dict[str, Any] = {}
     if isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig):
-        origin = f"the encoder of {run.path}"
-        keys = [x.name for x in fields(TransformerConfig)]
-        free_keys = FREE_ENCODER_KEYS
-        renamed = {"num_encoder_layers": saved.num_layers}
-    elif saved.kind != wanted.kind:
-        keys = ["kind"]
-    for key in (*keys, *renamed):
-        ours = getattr(wanted, key)
-        theirs: Any = renamed[key] if key in renamed else getattr(saved, key)
+        yield from _encoder_mismatches(saved, wanted, run)
+        return
+    keys = ["kind"] if saved.kind != wanted.kind else [part.name for part in fields(saved)]
+    for key in keys:
+        theirs, ours = getattr(saved, key), getattr(wanted, key)
         # Fine-tuning on longer sentences changes the base, or the scaling.
         is_rotary = key == "positions" and theirs.kind == ours.kind == "rotary"
-        if theirs != ours and key not in free_keys and not (is_rotary and not renamed):
-            yield Problem(
-                f"model.{key}", f"must be {_as_yaml(theirs)}, as in {origin}", _as_yaml(ours)
-            )
-    if renamed and saved.norm_position == wanted.norm_position == "deep":
+        if theirs != ours and key not in FREE_MODEL_KEYS and not is_rotary:
+            yield _mismatch(key, theirs, ours, str(run.path))
+
+
+def _encoder_mismatches(
+    saved: MaskedEncoderConfig, wanted: EncoderDecoderConfig, run: RunDirectory
+) -> Iterator[Problem]:
+    """Yield each key that makes another encoder of the same weights, or needs other weights."""
+    keys = [part.name for part in fields(TransformerConfig) if part.name not in FREE_ENCODER_KEYS]
+    settings = {key: getattr(saved, key) for key in keys} | {"num_encoder_layers": saved.num_layers}
+    for key, theirs in settings.items():
+        ours = getattr(wanted, key)
+        if theirs != ours:
+            yield _mismatch(key, theirs, ours, f"the encoder of {run.path}")
+    if saved.norm_position == wanted.norm_position == "deep":
         what = f"must not be deep with the encoder of {run.path}, whose residuals weigh otherwise"
         yield Problem("model.norm_position", what, "deep")
+
+
+def _mismatch(key: str, theirs: object, ours: object, origin: str) -> Problem:
+    what = f"must be {_as_yaml(theirs)}, as in {origin}"
+    return Problem(f"model.{key}", what, _as_yaml(ours))
 
 
 def _moved_tags(
