@@ -97,7 +97,7 @@ class WorkersEngine(Engine):
         """Start workers until so many are ready.
 
         Raises:
-            DeviceError: A worker was killed, or does not become ready however often it starts.
+            DeviceError: a worker was killed, or does not become ready however often it starts.
         """
         if len(self.processes) >= num_workers:
             return

@@ -1,7 +1,8 @@
 """The loss of a batch, computed together with the output projection.
 
-It is label-smoothed cross-entropy, alone or with the consistency of two passes over the batch. Like
-torch.nn.functional.linear_cross_entropy (torch 2.13), which lacks the sums and older versions.
+It is label-smoothed cross-entropy, alone or with the consistency of two passes over the batch.
+`torch.nn.functional.linear_cross_entropy` is alike, but older versions of torch lack it, and it
+returns the loss alone, not the other sums that a step reports.
 """
 
 import functools
@@ -103,7 +104,7 @@ def consistency_sum(
 
 
 def objective_of(config: ConsistencyConfig) -> Objective:
-    """Return the weights of a consistency loss.
+    """Return the weights of SimCut (Gao et al. 2022) or of R-Drop (Liang et al. 2021).
 
     Those of R-Drop are half of the paper's (equation 4), which sums two cross-entropies: a gradient
     then has the size of that of a single pass.
