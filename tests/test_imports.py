@@ -22,7 +22,10 @@ LADDER = [
     ["model"],
     ["corpus"],
     ["inference", "search"],
-    ["storage.checkpoint", "storage.state", "storage.trained_model"],
+    [
+        *("storage.checkpoint", "storage.integrity", "storage.notes", "storage.state"),
+        "storage.trained_model",
+    ],
     ["evaluation.metrics"],
     ["export"],
     ["translate"],

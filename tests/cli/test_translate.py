@@ -15,8 +15,8 @@ from storage.saving import remove_settings
 from tformer_cli import Translator
 from tformer_cli.cli.line_formats import json_line, numbered_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.storage.integrity import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import write_checksums
 from tformer_cli.translate import translator as translator_module
 from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.translator import TranslatedLine

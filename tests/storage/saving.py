@@ -10,8 +10,9 @@ from tformer_cli.config.schema.training import AdamWConfig, OptimizerConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.storage.integrity import write_checksums
 from tformer_cli.storage.run_directory import CHECKSUMS_FILE, STATE_FILE, RunDirectory
-from tformer_cli.storage.state import TrainingProgress, write_checksums
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.optim import build_optimizer
 
 STATE = TrainingProgress(

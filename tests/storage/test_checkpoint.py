@@ -21,6 +21,7 @@ from tformer_cli.storage.checkpoint import (
     save_checkpoint,
     stream_tensors,
 )
+from tformer_cli.storage.integrity import verify_checksums
 from tformer_cli.storage.run_directory import (
     CHECKSUMS_FILE,
     MODEL_FILE,
@@ -28,7 +29,7 @@ from tformer_cli.storage.run_directory import (
     RAW_MODEL_FILE,
     STATE_FILE,
 )
-from tformer_cli.storage.state import load_progress, verify_checksums
+from tformer_cli.storage.state import load_progress
 from tformer_cli.training.optim import build_optimizer
 
 

@@ -22,8 +22,8 @@ from tformer_cli.storage.atomic import (
     recover_interrupted_writes,
     write_text,
 )
+from tformer_cli.storage.integrity import verify_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import verify_checksums
 from tformer_cli.text.tokenizer import build_tokenizers, load_tokenizers
 from tformer_cli.training.saving import take_checkpoint
 from tformer_cli.training.setup import save_tokenizers

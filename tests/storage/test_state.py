@@ -5,13 +5,9 @@ import math
 import pytest
 from saving import STATE, message
 
+from tformer_cli.storage.integrity import verify_checksums, write_checksums
 from tformer_cli.storage.run_directory import STATE_FILE
-from tformer_cli.storage.state import (
-    TrainingProgress,
-    load_progress,
-    verify_checksums,
-    write_checksums,
-)
+from tformer_cli.storage.state import TrainingProgress, load_progress
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 3}'])

@@ -12,10 +12,7 @@ from toy import write_toy
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import (
-    best_checkpoints,
-    load_progress,
-)
+from tformer_cli.storage.state import best_checkpoints, load_progress
 from tformer_cli.storage.trained_model import load_trained_network
 from tformer_cli.training.average import average_checkpoints
 from tformer_cli.training.trainer import train

@@ -14,11 +14,9 @@ from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import save_checkpoint
+from tformer_cli.storage.integrity import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import (
-    TrainingProgress,
-    write_checksums,
-)
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.resume import checkpoint_before, last_checkpoint
 from tformer_cli.training.saving import (

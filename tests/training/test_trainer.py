@@ -28,13 +28,13 @@ from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, Usag
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import empty_directory
+from tformer_cli.storage.integrity import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import (
     TrainingProgress,
     best_checkpoints,
     load_progress,
     save_progress,
-    write_checksums,
 )
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training import recovery, setup

@@ -20,8 +20,8 @@ from tformer_cli.export.format import Format, beam_of, example_languages, filled
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
 from tformer_cli.storage.checkpoint import save_tensors
+from tformer_cli.storage.notes import metadata_of
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import metadata_of
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, notes_of
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -17,21 +17,20 @@ from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.blocks.feedforward import current_weight_name
 from tformer_cli.storage.atomic import atomic_directory
+from tformer_cli.storage.integrity import (
+    ANOTHER_CHECKPOINT,
+    RESTORE_CONFIG,
+    trained_weights,
+    verify_trained_weights,
+    write_checksums,
+)
+from tformer_cli.storage.notes import tensor_file_errors
 from tformer_cli.storage.run_directory import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     RAW_MODEL_FILE,
 )
-from tformer_cli.storage.state import (
-    ANOTHER_CHECKPOINT,
-    RESTORE_CONFIG,
-    TrainingProgress,
-    save_progress,
-    tensor_file_errors,
-    trained_weights,
-    verify_trained_weights,
-    write_checksums,
-)
+from tformer_cli.storage.state import TrainingProgress, save_progress
 
 # Optimizer state of a parameter: that of Adam and AdamW, and that of a matrix under Muon.
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")

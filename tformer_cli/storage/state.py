@@ -1,36 +1,20 @@
-"""What a checkpoint says of itself: progress, checksums, and notes in a file of tensors."""
+"""The progress of a training, and its file in a checkpoint."""
 
-import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from safetensors import SafetensorError, safe_open
-
 from tformer_cli.config.renamed import current_settings
-from tformer_cli.errors import CheckpointError, NewerFormatError, Problem
-from tformer_cli.storage.atomic import check_regular, file_checksum, parse_json, read_json
-from tformer_cli.storage.run_directory import (
-    CHECKSUMS_FILE,
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    RAW_MODEL_FILE,
-    STATE_FILE,
-)
+from tformer_cli.errors import CheckpointError, NewerFormatError
+from tformer_cli.storage.atomic import read_json
+from tformer_cli.storage.run_directory import STATE_FILE
 
 STATE_VERSION = 4
-# The files that a training resumes from, and those that inference needs.
-RESUME_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
-INFERENCE_FILES = (MODEL_FILE, STATE_FILE)
 MAX_SHOWN_CHARACTERS = 60
-# safetensors writes metadata entries in any order, so one entry holds all notes.
-NOTES_KEY = "tformer"
-RESTORE_CONFIG = "restore the config.yaml that the run was trained with"
-ANOTHER_CHECKPOINT = "restore the file, or use another checkpoint"
 # What every format has.
 REQUIRED_KEYS = {
     *("step", "data_position", "best_step", "best_score"),
@@ -161,110 +145,6 @@ def load_progress(directory: Path) -> TrainingProgress:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         remedy = "use an earlier checkpoint"
         raise CheckpointError(str(file), "is damaged", got=str(error), remedy=remedy) from None
-
-
-def write_checksums(directory: Path) -> None:
-    """Write the checksums of all files of a checkpoint."""
-    files = sorted(directory.iterdir())
-    content = "".join(f"{file_checksum(file)}  {file.name}\n" for file in files)
-    (directory / CHECKSUMS_FILE).write_text(content, encoding="utf-8")
-
-
-def verify_checksums(directory: Path, names: Collection[str] | None = None) -> Problem | None:
-    """Return what is wrong with files of a checkpoint, or None if they are as they were saved.
-
-    Without `names`, verify all files that a training resumes from.
-    """
-    where = str(directory)
-    if not directory.is_dir():
-        return Problem(where, "does not exist")
-    try:
-        checksums = _checksums(directory)
-    except (OSError, ValueError):
-        return Problem(where, f"is incomplete: {CHECKSUMS_FILE} is missing or damaged")
-    if names is None:
-        present = (file.name for file in directory.glob("*.safetensors"))
-        names = sorted({*RESUME_FILES, *checksums, *present})
-    for name in names:
-        try:
-            if file_checksum(directory / name) != checksums.get(name):
-                return Problem(where, f"is damaged: {name} does not match its checksum")
-        except FileNotFoundError:
-            return Problem(where, f"is incomplete: {name} is missing")
-        except (OSError, ValueError) as error:
-            return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
-    try:
-        # Its checksum may be right and its values invalid.
-        if STATE_FILE in names:
-            load_progress(directory)
-    except NewerFormatError:
-        # Not damaged: reading the state again raises an error that says to upgrade.
-        return None
-    except CheckpointError as error:
-        return error.problems[0]
-    return None
-
-
-def _checksums(directory: Path) -> dict[str, str]:
-    """Return the checksums of a checkpoint by file name."""
-    file = directory / CHECKSUMS_FILE
-    check_regular(file)
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
-
-
-def recorded_checksum(directory: Path, name: str) -> str:
-    """Return the checksum of a file of a checkpoint, as it was saved."""
-    checksums = _checksums(directory)
-    if name not in checksums:
-        what = f"is incomplete: {CHECKSUMS_FILE} is missing or damaged"
-        raise CheckpointError(str(directory), what, remedy=ANOTHER_CHECKPOINT)
-    return checksums[name]
-
-
-def trained_weights(directory: Path) -> Path:
-    """Return the file of the weights that training resumes with, of an intact checkpoint.
-
-    If there is an average of them beside it, `model.safetensors` is that.
-    """
-    has_average = RAW_MODEL_FILE in _checksums(directory)
-    return directory / (RAW_MODEL_FILE if has_average else MODEL_FILE)
-
-
-def verify_trained_weights(directory: Path) -> Problem | None:
-    """Return what is wrong with the state, or with the weights that training resumes with."""
-    return verify_checksums(directory, [STATE_FILE]) or verify_checksums(
-        directory, [trained_weights(directory).name]
-    )
-
-
-def metadata_of(notes: Mapping[str, str]) -> dict[str, str]:
-    """Return notes as file metadata, which `read_notes` reads back."""
-    return {NOTES_KEY: json.dumps(notes, sort_keys=True)}
-
-
-def read_notes(file: Path) -> dict[str, str]:
-    """Return the notes in a file of tensors; none if another program wrote it."""
-    with tensor_file_errors(file), safe_open(file, framework="np") as tensors:
-        metadata = tensors.metadata() or {}
-    try:
-        notes = parse_json(metadata.get(NOTES_KEY, "{}"))
-    except ValueError:
-        return {}
-    return {key: str(value) for key, value in notes.items()} if isinstance(notes, dict) else {}
-
-
-@contextlib.contextmanager
-def tensor_file_errors(file: Path) -> Iterator[None]:
-    """Raise CheckpointError where a file of tensors cannot be read."""
-    try:
-        check_regular(file)
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(str(file), "no such file", remedy="name another checkpoint") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        what = "is damaged or cut short"
-        raise CheckpointError(str(file), what, got=str(error), remedy=ANOTHER_CHECKPOINT) from None
 
 
 def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:

@@ -16,6 +16,13 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
 from tformer_cli.errors import CheckpointError, UsageError
 from tformer_cli.storage.atomic import file_checksum, read_json
+from tformer_cli.storage.integrity import (
+    INFERENCE_FILES,
+    RESTORE_CONFIG,
+    recorded_checksum,
+    verify_checksums,
+)
+from tformer_cli.storage.notes import read_notes
 from tformer_cli.storage.run_directory import (
     EXPORT_FILE,
     MODEL_FILE,
@@ -24,14 +31,7 @@ from tformer_cli.storage.run_directory import (
     is_converted,
     named_twice,
 )
-from tformer_cli.storage.state import (
-    INFERENCE_FILES,
-    RESTORE_CONFIG,
-    load_progress,
-    read_notes,
-    recorded_checksum,
-    verify_checksums,
-)
+from tformer_cli.storage.state import load_progress
 from tformer_cli.text.special_tokens import DECODER_START_IDS
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 

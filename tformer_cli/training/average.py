@@ -15,13 +15,9 @@ from tformer_cli.device import resolve_precision
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import average_with, load_average, save_checkpoint
+from tformer_cli.storage.integrity import trained_weights, verify_trained_weights
 from tformer_cli.storage.run_directory import RunDirectory, step_of
-from tformer_cli.storage.state import (
-    best_checkpoints,
-    load_progress,
-    trained_weights,
-    verify_trained_weights,
-)
+from tformer_cli.storage.state import best_checkpoints, load_progress
 from tformer_cli.storage.trained_model import TrainedNetwork, load_trained_network
 from tformer_cli.training.resume import Log, scheduled_checkpoints
 from tformer_cli.training.saving import validated_checkpoints

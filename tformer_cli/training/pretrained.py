@@ -21,8 +21,9 @@ from tformer_cli.model.encoder import MaskedEncoder
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import load_weights
+from tformer_cli.storage.integrity import trained_weights
 from tformer_cli.storage.run_directory import EXPORT_FILE, MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import load_progress, trained_weights
+from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import check_tokenizers
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.resume import Log, last_checkpoint

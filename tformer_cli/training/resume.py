@@ -15,9 +15,10 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import can_compile, hardware_name
 from tformer_cli.errors import CheckpointError, Problem, TrainingError, UsageError
 from tformer_cli.storage.atomic import recover_interrupted_writes, storage_errors
+from tformer_cli.storage.integrity import verify_checksums
 from tformer_cli.storage.lock import lock_file
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory, step_of
-from tformer_cli.storage.state import TrainingProgress, load_progress, verify_checksums
+from tformer_cli.storage.state import TrainingProgress, load_progress
 
 Log = Callable[[str], object]
 

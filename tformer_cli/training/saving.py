@@ -11,14 +11,9 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.model.network import Network
 from tformer_cli.storage.atomic import recover_interrupted_writes, remove_directory
 from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_checkpoint
+from tformer_cli.storage.integrity import trained_weights, verify_checksums
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory
-from tformer_cli.storage.state import (
-    TrainingProgress,
-    best_checkpoints,
-    load_progress,
-    trained_weights,
-    verify_checksums,
-)
+from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_progress
 from tformer_cli.training.resume import scheduled_checkpoints
 from tformer_cli.training.step import TrainState
 
