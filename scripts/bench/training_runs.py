@@ -27,7 +27,8 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.text import Bitext
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.reader import read_texts, reading_checksums
+from tformer_cli.corpus.checksums import reading_checksums
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.evaluation.metrics import Score, build_metric

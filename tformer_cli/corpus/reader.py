@@ -1,9 +1,7 @@
-"""Rows of texts: pairs of parallel text, lines of monolingual text; checksums of their files."""
+"""Rows of texts: pairs of parallel text, lines of monolingual text."""
 
-import contextlib
 import itertools
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,8 +9,8 @@ from typing import TypeVar
 from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, Text
 from tformer_cli.corpus.lines import SPLIT_SIDES, read_lines, without_compression, zip_lines
 from tformer_cli.corpus.records import description_of, read_records
-from tformer_cli.errors import DataError, StorageError
-from tformer_cli.storage.atomic import file_checksum, parse_json, read_json, write_json
+from tformer_cli.errors import DataError
+from tformer_cli.storage.atomic import parse_json
 
 # Rows that show how a text is read.
 FIRST_ROWS = 3
@@ -20,11 +18,6 @@ _HEAD_LINES = 10
 _MARKUP = re.compile(r"\s*<(\?xml|tmx|xliff|srcset|refset|tstset|!DOCTYPE)\b", re.IGNORECASE)
 _MARKUP_NAMES = {".tmx": "TMX", ".xlf": "XLIFF", ".xliff": "XLIFF", ".sgm": "SGML"}
 _TABLES = {".csv": ("CSV", ",;"), ".tsv": ("TSV", "\t"), ".tab": ("TSV", "\t")}
-
-# File of cached checksums.
-TEXTS_FILE = "texts.json"
-# A file modified this recently may change again without a new modification time.
-SETTLED_NS = 2_000_000_000
 
 # A line, alone or with what belongs to it.
 _Line = TypeVar("_Line")
@@ -98,43 +91,6 @@ def first_rows(texts: Mapping[str, Text]) -> Iterator[tuple[str, list[tuple[str,
 def has_pipe(*files: Path | None) -> bool:
     """Return whether a file can be read only once."""
     return any(file is not None and file.is_fifo() for file in files)
-
-
-def reading_checksums(text: Text, stores: Path) -> list[str]:
-    """Return the checksums of a text's files, and what else decides how they are read."""
-    checksums = text_checksums(list(text.files.values()), stores)
-    return [*checksums, text.reading] if text.reading else checksums
-
-
-def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
-    """Return the SHA-256 of each file, cached in `stores` by path, size and modification time."""
-    cache_file = stores / TEXTS_FILE
-    cache: dict[str, list[int | str]] = {}
-    # Of a missing or damaged file, nothing is cached.
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        cache = {
-            name: [size, changed_ns, checksum]
-            for name, (size, changed_ns, checksum) in read_json(cache_file).items()
-        }
-    updated = dict(cache)
-    checksums = []
-    for text in texts:
-        name = str(text.resolve())
-        try:
-            status = text.stat()
-            state = [status.st_size, status.st_mtime_ns]
-            is_known = updated.get(name, [])[:2] == state
-            checksum = str(updated[name][2]) if is_known else file_checksum(text)
-        except OSError as error:
-            raise DataError(str(text), "cannot be read", got=error.strerror) from None
-        checksums.append(checksum)
-        if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
-            updated[name] = [*state, checksum]
-    if updated != cache:
-        # Stores of somebody else may be read-only.
-        with contextlib.suppress(StorageError):
-            write_json(cache_file, updated)
-    return checksums
 
 
 def text_changed(where: str) -> DataError:

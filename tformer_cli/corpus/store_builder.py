@@ -21,10 +21,11 @@ import numpy as np
 
 from tformer_cli.config.schema.data import DataConfig, FilterConfig
 from tformer_cli.config.schema.text import AnyTrainingText, Direction, Text
+from tformer_cli.corpus.checksums import TEXTS_FILE, reading_checksums
 from tformer_cli.corpus.duplicates import UNIQUE, find_duplicates
 from tformer_cli.corpus.filters import FilterReport, PairFilter
 from tformer_cli.corpus.prefetch import chunks, map_in_processes
-from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, reading_checksums, text_changed
+from tformer_cli.corpus.reader import read_rows, text_changed
 from tformer_cli.corpus.shards import Rows, encode_shard, encode_sides, id_dtypes, read_shard
 from tformer_cli.corpus.store import (
     OFFSET_DTYPE,

@@ -21,10 +21,11 @@ from tformer_cli.corpus.bucketing import (
     epoch_plans,
     training_micro_batches,
 )
+from tformer_cli.corpus.checksums import reading_checksums
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.noise import ExampleNoise, Masking
 from tformer_cli.corpus.prefetch import prefetch
-from tformer_cli.corpus.reader import read_texts, reading_checksums
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import BidirectionalStore, TokenStore
 from tformer_cli.corpus.store_builder import training_store
