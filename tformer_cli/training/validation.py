@@ -21,6 +21,7 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError
+from tformer_cli.evaluation.analysis import even_lines
 from tformer_cli.evaluation.evaluate import Evaluator
 from tformer_cli.evaluation.likelihood import (
     Likelihood,
@@ -229,6 +230,5 @@ def sample_translations(validation: Validation, config: Config) -> list[tuple[st
     They are the same lines each time. Monolingual text has none.
     """
     pairs = list(read_texts(text for text, _ in _metrics(config).values()))
-    count = min(config.training.sample_translations, len(pairs))
-    indices = [i * len(pairs) // count for i in range(count)]
+    indices = even_lines(len(pairs), config.training.sample_translations)
     return [(*pairs[index], validation.hypotheses[index]) for index in indices]
