@@ -21,9 +21,6 @@ from tformer_cli.evaluation.metrics import (
     Scores,
     Statistics,
     build_metric,
-    script_of_no_words,
-    subword_warning,
-    tokenized_warning,
 )
 from tformer_cli.evaluation.resampling import (
     bootstrap,
@@ -31,6 +28,7 @@ from tformer_cli.evaluation.resampling import (
     p_value,
     randomization,
 )
+from tformer_cli.evaluation.warnings import script_of_no_words, subword_warning, tokenized_warning
 from tformer_cli.storage.trained_model import ModelFiles, check_translates
 
 SIGNIFICANCE_LEVEL = 0.05

@@ -28,7 +28,8 @@ from tformer_cli.evaluation.likelihood import (
     loss_batches,
     reference_likelihood,
 )
-from tformer_cli.evaluation.metrics import Metric, Score, build_metric, reference_warning
+from tformer_cli.evaluation.metrics import Metric, Score, build_metric
+from tformer_cli.evaluation.warnings import reference_warning
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.storage.atomic import file_checksum, read_json, write_json, write_text
