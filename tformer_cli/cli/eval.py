@@ -1,7 +1,6 @@
 """`tformer eval` and `tformer score`."""
 
 import json
-import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +34,7 @@ from tformer_cli.cli.streams import check_outputs, open_output, reject_gzip, rej
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.text import ParallelText
 from tformer_cli.errors import UsageError, quantity
+from tformer_cli.storage.atomic import json_number
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -233,14 +233,9 @@ def _json_line(pair: "ScoredPair") -> str:
     content = {
         "source": pair.source,
         "target": pair.target,
-        "log_prob": _finite(pair.log_prob),
+        "log_prob": json_number(pair.log_prob),
         "num_tokens": len(pair.tokens),
         "tokens": pair.tokens,
-        "token_log_probs": [_finite(log_prob) for log_prob in pair.token_log_probs],
+        "token_log_probs": [json_number(log_prob) for log_prob in pair.token_log_probs],
     }
     return json.dumps(content, ensure_ascii=False) + "\n"
-
-
-def _finite(log_prob: float) -> float | None:
-    """Return a number, or None for infinity and NaN, which JSON lacks."""
-    return log_prob if math.isfinite(log_prob) else None

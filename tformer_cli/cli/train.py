@@ -23,6 +23,7 @@ from tformer_cli.cli.options import (
 from tformer_cli.cli.printing import suggest, suggest_use, table, tell
 from tformer_cli.config.load import load_config, load_with_texts
 from tformer_cli.errors import UsageError
+from tformer_cli.storage.atomic import json_number
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 
 MAX_AVERAGED = 5
@@ -230,8 +231,7 @@ def average(
         content = {
             "checkpoint": str(result.checkpoint),
             "members": members,
-            # JSON has no number for a model that has diverged.
-            **{key: None if x is None or not math.isfinite(x) else x for key, x in numbers.items()},
+            **{key: None if x is None else json_number(x) for key, x in numbers.items()},
             "scores": [asdict(score) for score in result.validation.scores],
             "run_has_ended": result.run_has_ended,
             "is_best": result.is_best,

@@ -32,7 +32,13 @@ from tformer_cli.evaluation.metrics import Metric, Score, build_metric
 from tformer_cli.evaluation.warnings import reference_warning
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.process import tune_allocator
-from tformer_cli.storage.atomic import file_checksum, read_json, write_json, write_text
+from tformer_cli.storage.atomic import (
+    file_checksum,
+    json_number,
+    read_json,
+    write_json,
+    write_text,
+)
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, load_ensemble
 from tformer_cli.translate.options import MBR
@@ -77,8 +83,8 @@ class Evaluation:
         """Return everything but the translations as plain data."""
         return {
             "scores": [asdict(score) for score in self.scores.values()],
-            "loss": self.likelihood.loss,
-            "perplexity": self.likelihood.perplexity,
+            "loss": json_number(self.likelihood.loss),
+            "perplexity": json_number(self.likelihood.perplexity),
             "accuracy": self.likelihood.accuracy,
             "num_tokens": self.likelihood.num_tokens,
             "num_sentences": len(self.hypotheses),

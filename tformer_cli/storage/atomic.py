@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -189,6 +190,11 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def json_number(number: float) -> float | None:
+    """Return a number; None for infinity and NaN, which JSON lacks."""
+    return number if math.isfinite(number) else None
 
 
 def check_regular(file: Path) -> None:

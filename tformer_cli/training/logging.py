@@ -1,7 +1,6 @@
 """What a training reports: lines, train.log, metrics.jsonl, and its sinks."""
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,7 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
 from tformer_cli.errors import printable, quantity
 from tformer_cli.evaluation.likelihood import perplexity
-from tformer_cli.storage.atomic import parse_json, storage_errors, write_text
+from tformer_cli.storage.atomic import json_number, parse_json, storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.terminal import colored, fitted, is_terminal
@@ -204,15 +203,15 @@ class TrainingLogger:
         numbers: dict[str, object] = {
             "kind": "valid",
             "step": step,
-            "loss": _finite_or_none(likelihood.loss),
-            "perplexity": _finite_or_none(likelihood.perplexity),
+            "loss": json_number(likelihood.loss),
+            "perplexity": json_number(likelihood.perplexity),
             "accuracy": likelihood.accuracy,
         }
         for score in validation.scores:
             numbers |= {score.name.lower(): score.score, "signature": score.signature}
         if validation.directions:
             numbers["directions"] = {
-                name: {"loss": _finite_or_none(each.likelihood.loss)}
+                name: {"loss": json_number(each.likelihood.loss)}
                 | {score.name.lower(): score.score for score in each.scores}
                 for name, each in validation.directions.items()
             }
@@ -260,11 +259,6 @@ class TrainingLogger:
             metrics.write(json.dumps(numbers) + "\n")
         for sink in self._sinks:
             sink.add(numbers)
-
-
-def _finite_or_none(number: float) -> float | None:
-    """Return a number, or None for what JSON lacks: the loss of a model that has diverged."""
-    return number if math.isfinite(number) else None
 
 
 def _escaped(text: str) -> str:

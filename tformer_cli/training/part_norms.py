@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from tformer_cli.storage.atomic import json_number
+
 
 class PartReport(NamedTuple):
     """What one step did to a part of the model."""
@@ -37,9 +39,7 @@ def watch_parts(model: nn.Module, grad_norms: Tensor) -> Callable[[], dict[str, 
         for part, weights in parts.items():
             changes = [w - old for w, old in zip(weights, before[part], strict=True)]
             ratio = (get_total_norm(changes) / get_total_norm(before[part])).item()
-            # JSON has no infinity.
-            update_ratio = ratio if math.isfinite(ratio) else None
-            result[part] = PartReport(math.hypot(*norms[part]), update_ratio)
+            result[part] = PartReport(math.hypot(*norms[part]), json_number(ratio))
         return result
 
     return reports
