@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.process import num_processes
+from tformer_cli.search.engine import Hypothesis
 from tformer_cli.translate import translator as translator_module
 
 CHOOSER = random.Random(5)
@@ -200,7 +201,7 @@ def test_a_pipe_is_translated_as_it_comes(toy_run, tformer, source, tmp_path):
 def test_memory_does_not_grow_with_the_file(toy_run, tformer, tmp_path, monkeypatch):
     def translated(self, requests, *_, nbest=1, on_done, **__):
         on_done(len(requests))
-        return [[translator_module.Hypothesis((), 0.0, 0.0, True)] * nbest for _ in requests]
+        return [[Hypothesis((), 0.0, 0.0, True)] * nbest for _ in requests]
 
     monkeypatch.setattr("tformer_cli.search.native_engine.NativeEngine.translate", translated)
     monkeypatch.setattr(translator_module, "WINDOW_LINES", 100)
@@ -210,8 +211,9 @@ def test_memory_does_not_grow_with_the_file(toy_run, tformer, tmp_path, monkeypa
         file = tmp_path / f"{num_lines}.txt"
         file.write_text("ab\n" * num_lines)
         tracemalloc.start()
-        words = ("-i", file, "-o", tmp_path / "output", "--resume", "--workers", 1)
-        assert tformer("translate", toy_run, *words).exit_code == 0
+        words = ("-i", file, "-o", tmp_path / "output", "--resume", "--backend", "native")
+        assert tformer("translate", toy_run, *words, "--workers", 1).exit_code == 0
+        assert (tmp_path / "output").read_text() == "\n" * num_lines
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] < peaks[1] + 2**18
