@@ -51,6 +51,21 @@ def test_bfloat16_alone_would_find_others():
     assert found.tolist() != rough.argmax(dim=-1).tolist()
 
 
+def test_the_largest_rounding_errors_hide_no_best_token():
+    # bfloat16 has the numbers 1 and 1 + 2^-7; those about halfway are off by 2^-8.
+    down, up = torch.full((256,), 1 + 2**-8), torch.full((256,), 1 + 2**-8 + 2**-18)
+    states, layer = torch.cat((down, up))[None, None], nn.Linear(512, 50).requires_grad_(False)
+    layer.weight.zero_()
+    layer.bias.zero_()
+    # Products that lose, and such that gain, about 2^-7 each: exact logits are about 0.
+    layer.weight[7], layer.weight[3] = torch.cat((down, -up)), torch.cat((-down, up))
+    layer.bias[7] = 0.5
+    exact = nn.functional.linear(states.double(), layer.weight.double(), layer.bias.double())
+    rough = nn.functional.linear(states.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
+    assert (exact.argmax(), rough.argmax()) == (7, 3)
+    assert TwoStageArgmax(layer).best(states, lambda logits: None).tolist() == [[7]]
+
+
 def test_states_that_are_no_numbers_have_a_token_too():
     layer = output(torch.Generator().manual_seed(1), 50, bias=False)
     states = torch.full((2, 1, D), math.nan)

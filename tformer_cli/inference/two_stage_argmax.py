@@ -18,10 +18,10 @@ from tformer_cli.search.topk import GROUP
 
 # A product of fewer rows waits for the weights, not for the multiplications.
 MIN_ROWS = 32
-# The product of two numbers rounded to bfloat16 is off by at most 2^-8 of it, and what is rounded
-# once by half as much. Two roundings at once, and those of float32 in sums of up to 6,000 products,
-# are less than a tenth of that.
-ROUNDING = 1.1 * 2**-8
+# A number rounded to bfloat16, which has 8 significant bits, is off by at most 2^-8 of it, and the
+# product of two such numbers by 2^-7. What is left of that, 2^-16, and the rounding of float32 in
+# sums of up to 6,000 products, are less than a tenth of it.
+ROUNDING = 1.1 * 2**-7
 
 
 class TwoStageArgmax:
