@@ -122,6 +122,16 @@ def test_whatever_happens_rows_are_as_without_a_cache(model, seed, shape, events
 
 
 @torch.inference_mode()
+def test_slots_that_become_many_see_their_earlier_tokens(model):
+    generator = torch.Generator().manual_seed(1)
+    written = Written(model, sentences(generator, MIN_BATCHED_ROWS - 1), num_beams=1)
+    for _ in range(3):
+        written.step()
+    written.select([*range(MIN_BATCHED_ROWS - 1), 0])
+    written.step()
+
+
+@torch.inference_mode()
 def test_the_cache_is_as_its_picture_shows(model):
     cache = model.init_cache(1, 2)
     source, mask = padded([[7, 8]])

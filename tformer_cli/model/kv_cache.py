@@ -211,6 +211,9 @@ class KVCache(DecoderCache):
         for layer in self.layers:
             layer.select(slots, moved)
         self._mask, self.positions = self._mask[slots], self.positions[slots]
+        if self._sees_all:
+            # More slots may read all cells, and then need the mask, which fewer do not keep up.
+            self._mask[:, :, : self.length] = 0.0
         self.lengths = self.lengths[slots]
         self.source_lengths = self.source_lengths[slots]
         self._read_longest_source()
