@@ -16,9 +16,10 @@ PACKAGE = Path(tformer_cli.__file__).parent
 LADDER = [
     ["choices", "errors", "kernels", "process", "terminal"],
     ["config.schema", "device", "distributed", "extras", "padding", "storage"],
-    ["documents", "plotting"],
+    ["plotting"],
     ["config"],
     ["text"],
+    ["documents"],
     ["model"],
     ["corpus"],
     ["inference", "search"],

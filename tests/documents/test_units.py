@@ -105,6 +105,10 @@ def test_a_unit_is_translated_unless_it_has_the_language(read, codes, languages)
         (("pt-BR", "pt"), ["pt"], None),
         (("pt", "pt-BR"), ["pt-PT", "pt-BR"], None),
         (("de", "de"), ["de"], None),
+        (("en", "de"), ["eng"], "eng"),
+        (("en", "de"), ["en", "deu"], None),
+        (("pt-BR", "ja"), ["por_BR"], "por_BR"),
+        (("en", "ja"), ["en-Latn", "jpn_Jpan"], None),
     ],
 )
 def test_of_a_language_and_its_region_each_has_its_own_variant(read, languages, codes, translated):

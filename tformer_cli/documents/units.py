@@ -14,6 +14,7 @@ from tformer_cli.documents.segment import (
     Token,
 )
 from tformer_cli.documents.xml import Element, encode_markup, parse, text_tokens
+from tformer_cli.text.language import language_tag
 
 # Attributes with the languages of sources and targets: of XLIFF 1.2, and of XLIFF 2.
 _LANGUAGE_KEYS = (("source-language", "target-language"), ("srcLang", "trgLang"))
@@ -100,8 +101,8 @@ def _variants(unit: Element, languages: tuple[str, str]) -> list[Element | None]
     for variant in unit.children:
         if variant.name == "tuv":
             language = variant.attributes.get("xml:lang") or variant.attributes.get("lang") or ""
-            variants.setdefault(_folded(language), variant)
-    wanted = [_folded(language) for language in languages]
+            variants.setdefault(language_tag(language), variant)
+    wanted = list(map(language_tag, languages))
     chosen = [variants.get(code) for code in wanted]
     for side, code in enumerate(wanted):
         if chosen[side] is None:
@@ -112,10 +113,6 @@ def _variants(unit: Element, languages: tuple[str, str]) -> list[Element | None]
             )
             chosen[side] = next((each for each in relatives if each not in chosen), None)
     return chosen
-
-
-def _folded(language: str) -> str:
-    return language.lower().replace("_", "-")
 
 
 def _empty(content: Content, source: Element, target: Element) -> Iterator[Entry]:
