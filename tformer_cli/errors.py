@@ -149,10 +149,17 @@ def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
 
 def check_utf8(where: str, text: str) -> None:
     """Raise a UsageError if a text, such as one of a command line, has bytes that are no UTF-8."""
+    if has_surrogate(text):
+        raise UsageError(where, "is not UTF-8", got=ascii(text))
+
+
+def has_surrogate(text: str) -> bool:
+    """Return whether a text has a surrogate, which no encoding of Unicode can write."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(where, "is not UTF-8", got=ascii(text)) from None
+        return True
+    return False
 
 
 class StorageError(TformerError):

@@ -23,14 +23,13 @@ import yaml
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import annotations, check, item_hint, join, members
 from tformer_cli.config.yaml_tree import OVERRIDE, is_null, is_override, location, shown
-from tformer_cli.errors import ConfigError, Problem
+from tformer_cli.errors import ConfigError, Problem, has_surrogate
 
 _FAILED: Final = object()
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
 _WHOLE = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}")
 _NUMBER = re.compile(r"[-+]?([0-9]+(_[0-9]+)*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_SURROGATE = re.compile("[\\ud800-\\udfff]")
 
 # Null in other languages than YAML.
 _NULL_WORDS = frozenset({"none", "nil", "no", "off", "false"})
@@ -321,7 +320,7 @@ def _number(text: str) -> float | None:
 
 def _text(text: str) -> str | None:
     """Return a text, or None if an escape in it is half a surrogate pair."""
-    return text if text.isascii() or not _SURROGATE.search(text) else None
+    return None if has_surrogate(text) else text
 
 
 def _path(text: str) -> Path | None:

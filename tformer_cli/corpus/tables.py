@@ -14,7 +14,7 @@ from tformer_cli.corpus.lines import (
     open_decompressed,
     reject_archive,
 )
-from tformer_cli.errors import DataError
+from tformer_cli.errors import DataError, has_surrogate
 from tformer_cli.storage.atomic import parse_json
 from tformer_cli.text.language import choose_languages, is_language_code
 
@@ -155,7 +155,7 @@ def _csv_rows(lines: _RecordLines, delimiter: str, name: str) -> Iterator[_Row |
             row = DataError(where, "is not CSV", got=str(error), remedy=remedy)
             # An open quote takes the lines of other records with it.
             num_lines = 1
-        if any(map(_has_surrogate, lines.record[:num_lines])):
+        if any(map(has_surrogate, lines.record[:num_lines])):
             yield _not_utf8(lines.record, number, name)
         elif isinstance(row, DataError):
             yield row
@@ -167,8 +167,8 @@ def _csv_rows(lines: _RecordLines, delimiter: str, name: str) -> Iterator[_Row |
 
 def _not_utf8(record: Iterable[str], number: int, name: str) -> DataError:
     """Return the error of a record whose lines, from some number on, are not all UTF-8."""
-    number, line = next(pair for pair in enumerate(record, number) if _has_surrogate(pair[1]))
-    valid = "".join(itertools.takewhile(lambda character: not _has_surrogate(character), line))
+    number, line = next(pair for pair in enumerate(record, number) if has_surrogate(pair[1]))
+    valid = "".join(itertools.takewhile(lambda character: not has_surrogate(character), line))
     return not_utf8(line.encode("utf-8", "surrogateescape"), number, len(valid.encode()), name)
 
 
@@ -254,14 +254,6 @@ def _at(value: object, path: str) -> object:
 
 
 def _encodable(source: str, target: str, where: str) -> Record:
-    if _has_surrogate(source) or _has_surrogate(target):
+    if has_surrogate(source) or has_surrogate(target):
         return DataError(where, "has half of a surrogate pair, which is no character")
     return source, target
-
-
-def _has_surrogate(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False

@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterator
 
 from tformer_cli.documents.segment import Content, Entry, Offsets, Segment
-from tformer_cli.errors import DataError
+from tformer_cli.errors import DataError, has_surrogate
 
 _DECODER = json.JSONDecoder()
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _WHITESPACE = re.compile(r"[ \t\r]*")
 
 
@@ -31,7 +30,7 @@ def jsonl_entries(content: Content) -> Iterator[Entry]:
                 remedy = "name its key by `field`"
                 raise DataError(where, what, got=content.field, remedy=remedy) from None
             segment = Segment(json.loads(line[start:end]))
-            if _SURROGATE.search(segment.text):
+            if has_surrogate(segment.text):
                 what = "has half of a surrogate pair, which is no character"
                 raise DataError(where, what)
             span = position + start, position + end

@@ -15,7 +15,7 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, Greed
 from tformer_cli.config.schema.fields import check
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.text import ParallelText, TrainingText
-from tformer_cli.errors import CheckpointError, ConfigError, Problem
+from tformer_cli.errors import CheckpointError, ConfigError, Problem, has_surrogate
 from tformer_cli.storage.atomic import read_json
 
 SETTINGS_FILE, SEARCH_FILE = "config.json", "generation_config.json"
@@ -74,7 +74,7 @@ def vocabulary_ids(file: Path) -> dict[str, int]:
     got = None
     if not all(type(i) is int for i in ids.values()):
         got = "an id that is no whole number"
-    elif any("\ud800" <= character <= "\udfff" for piece in ids for character in piece):
+    elif any(map(has_surrogate, ids)):
         # JSON escaped one of the two surrogates of a character without the other.
         got = "half a character of Unicode"
     if got is not None:

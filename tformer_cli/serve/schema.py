@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tformer_cli.errors import Problem
+from tformer_cli.errors import Problem, has_surrogate
 
 Schema = Mapping[str, Any]
 
@@ -62,13 +62,8 @@ def _text_problems(text: str, schema: Schema, where: str) -> Iterator[Problem]:
     if len(text) > schema.get("maxLength", math.inf):
         what = f"must have at most {schema['maxLength']:,} characters"
         yield Problem(where, what, got=f"{len(text):,}", remedy="split it")
-    if has_surrogates(text):
+    if has_surrogate(text):
         yield Problem(where, "has half of a surrogate pair, which is no character")
-
-
-def has_surrogates(text: str) -> bool:
-    """Return whether a text has surrogates, which no encoding of Unicode can write."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _number_problems(number: float, schema: Schema, where: str) -> Iterator[Problem]:
