@@ -23,7 +23,6 @@ from tformer_cli.plotting.curves import COLORS, DASHES
 from tformer_cli.plotting.heatmap import (
     BUNDLED_FONT,
     MASKED_COLOR,
-    PAGE_TEMPLATES,
     SIGNS,
     WEIGHTS,
     draw_heatmap,
@@ -37,6 +36,7 @@ from tformer_cli.plotting.heatmap import (
     save_heatmap,
     table_title,
 )
+from tformer_cli.plotting.page import PAGE_TEMPLATES
 
 EVIL = ["<script>alert(1)</script>", "</script>", "<!--", "&lt;", '"', "'", "{x}"]
 

@@ -7,7 +7,7 @@ from pages import Reader
 
 from tformer_cli.plotting import report
 from tformer_cli.plotting.curves import History
-from tformer_cli.plotting.heatmap import PAGE_TEMPLATES
+from tformer_cli.plotting.page import PAGE_TEMPLATES
 from tformer_cli.plotting.report import Page, SentenceList, learning_curves, render, save_page
 
 EVIL = [

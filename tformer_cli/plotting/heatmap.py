@@ -1,15 +1,12 @@
 """Attention maps and position tables as an HTML page, or as a picture by matplotlib."""
 
 import contextlib
-import html
-import json
 import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import category, east_asian_width
 
@@ -17,16 +14,13 @@ from tformer_cli.errors import Problem, UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting.attention_maps import AttentionMaps, PartMaps, PositionTable
 from tformer_cli.plotting.curves import COLORS, DASHES, GRAY
+from tformer_cli.plotting.page import filled_page
 from tformer_cli.storage.atomic import atomic_write, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure, SubFigure
-
-PAGE_TEMPLATES = Path(__file__).with_name("templates")
-# The page loads nothing from elsewhere.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 MAP_TEXTS = {
     "encoder": ("Encoder self-attention", "rows: source tokens; columns: tokens attended to"),
@@ -99,19 +93,7 @@ def page(maps: AttentionMaps) -> str:
         plain["note"] = TABLE_TEXTS[table.kind][1]
     content |= {"weights": WEIGHTS, "signs": SIGNS, "masked": MASKED_COLOR}
     content |= {"colors": COLORS, "space": SPACE}
-    template, style, script = (
-        (PAGE_TEMPLATES / f"heatmap.{suffix}").read_text(encoding="utf-8")
-        for suffix in ("html", "css", "js")
-    )
-    return Template(template).substitute(
-        policy=POLICY,
-        style=style,
-        source=html.escape(maps.source),
-        target=html.escape(maps.target or ""),
-        # Only a tag can end a script element.
-        content=json.dumps(content, ensure_ascii=False).replace("<", "\\u003c"),
-        script=script,
-    )
+    return filled_page("heatmap", content, source=maps.source, target=maps.target or "")
 
 
 def label(token: str) -> str:

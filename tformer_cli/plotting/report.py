@@ -1,15 +1,12 @@
 """A self-contained HTML page of scores, curves and sentences of one or two systems."""
 
-import html
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 
 from tformer_cli.plotting.curves import PANELS, History, Point
-from tformer_cli.plotting.heatmap import PAGE_TEMPLATES, POLICY
+from tformer_cli.plotting.page import filled_page, page_json
 from tformer_cli.storage.atomic import write_text
 
 # Bounds of a page: characters of a text, lines of a list, words that a line is listed for, points
@@ -21,8 +18,6 @@ MAX_POINTS = 500
 MAX_BYTES = 22_000_000
 
 CURVE_NAMES = {"train_loss": "training", "valid_loss": "validation", "valid_bleu": "validation"}
-# Characters that end a script element or, in some readers, a line.
-_JSON_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<\u2028\u2029"}
 
 
 class Table(NamedTuple):
@@ -117,7 +112,7 @@ class Page:
         num_bytes = 0
         for line in [*listed, *(n for n in range(len(self.scores[0])) if n not in listed)]:
             sentence = self._sentence(line)
-            num_bytes += len(_json(sentence).encode("utf-8", "backslashreplace"))
+            num_bytes += len(page_json(sentence).encode("utf-8", "backslashreplace"))
             if num_bytes > MAX_BYTES:
                 break
             sentences[line] = sentence
@@ -178,24 +173,9 @@ def _thinned(points: Sequence[Point]) -> Iterator[Point]:
 
 def render(page: Page) -> str:
     """Return the HTML of a page, which needs no other file."""
-    template, style, script = (
-        (PAGE_TEMPLATES / f"report.{suffix}").read_text(encoding="utf-8")
-        for suffix in ("html", "css", "js")
-    )
-    text = Template(template).substitute(
-        policy=POLICY,
-        style=style,
-        title=html.escape(page.title),
-        content=_json(page.as_plain()),
-        script=script,
-    )
+    text = filled_page("report", page.as_plain(), title=page.title)
     # Paths need not be UTF-8.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _json(content: object) -> str:
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return text.translate(_JSON_ESCAPES)
 
 
 def save_page(page: Page, file: Path) -> None:
