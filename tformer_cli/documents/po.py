@@ -50,8 +50,7 @@ def po_entries(content: Content) -> Iterator[Entry]:
             if not singular.text:
                 _check_charset(content, part)
                 of_singular = "" if _ONE_FORM.search(part.text) else of_singular
-            is_plural = plural is not None and part.keyword != of_singular
-            source = plural if is_plural and plural else singular
+            source = singular if plural is None or part.keyword == of_singular else plural
             if not part.text:
                 yield Entry(source.span, part.span, Segment(source.text), encode)
 
