@@ -146,18 +146,18 @@ def no_language_tokens(where: str, other: str) -> Problem:
 
 
 def first_ids(trained: TrainedModel) -> tuple[Ids, Ids]:
-    """Return what sources and targets of the lines begin with that check an export.
+    """Return the ids that sources and targets of the first validation text begin with.
 
-    It is that of the first validation text, as is what the example translates: language tokens, a
-    prefix or the tag of a target language, or nothing.
+    An export is checked, and its example shown, by lines of that text. The ids are language
+    tokens, a prefix or the tag of a target language, or nothing.
     """
     data = trained.config.data
-    return trained.tokenizers.first_ids(data, next(iter(data.valid_texts.values())))
+    return trained.tokenizers.first_ids(data, data.first_valid_text)
 
 
 def example_languages(data: DataConfig) -> Direction:
-    """Return source and target language of these lines."""
-    return data.direction_of(next(iter(data.valid_texts.values())))
+    """Return source and target language of the lines that check an export and are its example."""
+    return data.direction_of(data.first_valid_text)
 
 
 def token_code(

@@ -140,7 +140,7 @@ def _references(trained: TrainedModel, text: CheckText) -> list[str]:
 
 def _valid(trained: TrainedModel) -> Bitext:
     """Return the validation text that an export is checked by: the first of a list."""
-    valid = next(iter(trained.config.data.valid_texts.values()))
+    valid = trained.config.data.first_valid_text
     assert not isinstance(valid, PlainText), "a model that translates was trained on translations"
     return valid
 

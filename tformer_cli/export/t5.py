@@ -143,7 +143,7 @@ class T5Format(TransformersFormat):
 
     def example(self, trained: TrainedModel, line: str) -> str:
         data = trained.config.data
-        prefix = data.prefix_of(next(iter(data.valid_texts.values())))
+        prefix = data.prefix_of(data.first_valid_text)
         return filled("t5.py.txt", line=repr(prefix + line))
 
     def packages(self, trained: TrainedModel) -> list[str]:

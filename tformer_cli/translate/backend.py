@@ -250,7 +250,7 @@ def checked_engine_of_run(
     try:
         folder = checked_export(files, quantization)
         if not folder.is_dir():
-            valid = next(iter(files.config.data.valid_texts.values()))
+            valid = files.config.data.first_valid_text
             if isinstance(valid, PlainText) or not valid.source_file.is_file():
                 return None
             _write_checked_export(files, quantization, folder, log)

@@ -209,6 +209,11 @@ class DataConfig:
             return {"valid": self.valid}
         return {f"valid.{'-'.join(self.direction_of(text))}": text for text in self.valid}
 
+    @property
+    def first_valid_text(self) -> Text:
+        """The validation text, the first one of a list."""
+        return next(iter(self.valid_texts.values()))
+
     def texts(self) -> dict[str, Text]:
         """Return every text by key path."""
         valid: dict[str, Text] = (
