@@ -40,14 +40,13 @@ _CHARSET = re.compile(
     r"(?:<meta\b[^<>]*\bcharset|\A\s*<\?xml\b[^<>]*\bencoding)\s*=\s*[\"']?([\w-]+)", re.IGNORECASE
 )
 
-
-EventKind = Literal["text", "open", "close", "point", "kept"]
+PieceKind = Literal["text", "open", "close", "point", "kept"]
 
 
 class _Piece(NamedTuple):
     """Text, a tag, a comment or a tag without an end (`point`), or an element kept as it is."""
 
-    kind: EventKind
+    kind: PieceKind
     name: str
     start: int
     end: int
@@ -95,7 +94,7 @@ class _PageParser(HTMLParser):
             index = _end_of_kept(self._begun, index) if piece.kind == "kept" else index + 1
             yield piece._replace(end=starts[index])
 
-    def _begin(self, kind: EventKind, name: str = "") -> None:
+    def _begin(self, kind: PieceKind, name: str = "") -> None:
         line, column = self.getpos()
         start = self._lines[line - 1] + column
         self._begun.append(_Piece(kind, name, start, start))
