@@ -136,6 +136,7 @@ def time_to_bleu(
     such as more seeds.
 
     Example: python scripts/bench/time_to_bleu.py --folder runs/quality --seeds 1,2,3
+    --set training.bidirectional_steps=null --set training.consistency=null
     """
     parsed = load_config(config, settings or [])
     check_data_files(parsed.data)

@@ -29,8 +29,12 @@ from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, trai
 
 WARM_UP_STEPS = 10
 CONFIG = ROOT / "configs" / "multi30k-tiny.yaml"
-# Its text in one direction, and its newest weights: the speed of a step is measured.
-PLAIN = ("training.bidirectional_steps=null", "training.average_checkpoints=null")
+# Its text in one direction, once a step, and its newest weights: the speed of a step is measured.
+PLAIN = (
+    "training.bidirectional_steps=null",
+    "training.consistency=null",
+    "training.average_checkpoints=null",
+)
 # Marian's design, with its dropout, so that all train one network.
 DESIGN = ("model.norm_position=post", "model.norm_epsilon=1e-5", "model.feedforward_dropout=0.0")
 
