@@ -247,7 +247,8 @@ def _serve(engine: Engine, connection: Connection) -> None:
     begin_child()
     torch.set_num_threads(1)
     # A product of this type goes through MKL's memory, where there is MKL.
-    torch.ones(12, 12, dtype=torch.float64).mm(torch.ones(12, 12, dtype=torch.float64))
+    square = torch.ones(12, 12, dtype=torch.float64)
+    square.mm(square)
     connection.send(("ready", None))
     while True:
         try:
