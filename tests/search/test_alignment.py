@@ -10,7 +10,7 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search import teacher_forcing
-from tformer_cli.search.teacher_forcing import Aligner
+from tformer_cli.search.teacher_forcing import Aligner, linked_positions
 
 CPU = torch.device("cpu")
 SENTENCES = [
@@ -34,8 +34,7 @@ def token_by_token(model: Seq2Seq, source: list[int], row: list[int]) -> torch.T
     rows = [torch.empty(0, len(source), dtype=torch.float64)]
     for length in range(1, len(row) + 1):
         target = torch.tensor([[START, *row][:length]])
-        heads = source_attention(model, *read, target)[0, :, -1:]
-        rows.append(sum(heads) / len(heads))
+        rows.append(source_attention(model, *read, target)[0, -1:])
     return torch.cat(rows)
 
 
@@ -76,7 +75,14 @@ def test_the_maps_of_an_ensemble_are_the_mean_of_those_of_its_models():
     assert not torch.allclose(alone[0][number][0], alone[1][number][0])
 
 
-def test_a_link_is_the_position_with_most_attention_but_never_eos():
+def shares(maps: torch.Tensor) -> list[list[float]]:
+    """Of each token in the look of each other side, multiplied."""
+    rows = maps.tolist()
+    totals = [sum(column) for column in zip(*rows, strict=True)]
+    return [[look * look / total for look, total in zip(row, totals, strict=True)] for row in rows]
+
+
+def test_a_link_is_the_position_of_the_greatest_share_but_never_eos():
     both = aligner(*models(1))
     links = both.align(SENTENCES)
     maps = dict(both.attention(SENTENCES))
@@ -88,7 +94,7 @@ def test_a_link_is_the_position_with_most_attention_but_never_eos():
                 assert links[number][index] == ()
                 continue
             assert len(links[number][index]) == len(row)
-            for link, looks in zip(links[number][index], maps[number][index].tolist(), strict=True):
+            for link, looks in zip(links[number][index], shares(maps[number][index]), strict=True):
                 assert looks[link] == max(looks[:-1])
                 ends += max(looks) > looks[link]
     assert ends > 0, "an end token that nobody looks at shows little"
@@ -102,7 +108,24 @@ def test_tags_before_a_source_are_never_linked_to():
     tags = 0
     for number, (_, rows) in enumerate(longer):
         for index in range(len(rows)):
-            for link, looks in zip(links[number][index], maps[number][index].tolist(), strict=True):
+            for link, looks in zip(links[number][index], shares(maps[number][index]), strict=True):
                 assert looks[2 + link] == max(looks[2:-1])
                 tags += max(looks[:2]) > looks[2 + link]
     assert tags > 0, "tags that nobody looks at show little"
+
+
+def test_a_source_token_that_all_look_at_is_linked_to_those_that_look_elsewhere_least():
+    looks = torch.tensor([[0.5, 0.1, 0.4], [0.1, 0.45, 0.45], [0.1, 0.1, 0.8]])
+    assert looks.argmax(dim=-1).tolist()[1] == 1
+    assert linked_positions(looks) == (0, 1, 2)
+    everywhere = torch.tensor([[0.4, 0.1, 0.5], [0.1, 0.4, 0.5], [0.1, 0.1, 0.8]])
+    assert everywhere.argmax(dim=-1).tolist() == [2, 2, 2]
+    assert linked_positions(everywhere) == (0, 1, 2)
+
+
+def test_a_single_token_is_linked_to_what_it_looks_at():
+    assert linked_positions(torch.tensor([[0.2, 0.5, 0.3]])) == (1,)
+
+
+def test_a_source_token_that_nobody_looks_at_is_linked_to_nothing():
+    assert linked_positions(torch.tensor([[0.0, 0.7], [0.0, 0.3]])) == (1, 1)

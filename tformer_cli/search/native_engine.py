@@ -162,7 +162,8 @@ class NativeEngine(Engine):
             (request.source, [(*part.token_ids, *[eos] * part.finished) for part in candidates])
             for request, candidates in zip(job.requests, hypotheses, strict=True)
         ]
-        for index, maps in self.aligner.attention(sentences):
+        # The last layer, as CTranslate2 has it.
+        for index, maps in self.aligner.attention(sentences, num_layers=1):
             best[index] = by_score(
                 replace(hypothesis, score=hypothesis.score + penalty * log_coverage(attention))
                 for hypothesis, attention in zip(hypotheses[index], maps, strict=True)

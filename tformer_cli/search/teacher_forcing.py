@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -137,9 +138,9 @@ class ModelScorer(TeacherForcing):
 
 
 class Aligner(TeacherForcing):
-    """Aligns target tokens to source tokens by cross-attention.
+    """Aligns target tokens to source tokens by attention to the source.
 
-    Attention is the mean over the heads of the last layer, and over the models of an ensemble.
+    Attention is the mean over heads, layers and the models of an ensemble.
     """
 
     def align(
@@ -147,34 +148,36 @@ class Aligner(TeacherForcing):
     ) -> list[list[tuple[int, ...]]]:
         """Return for each translation of each sentence the source position of each target token.
 
-        It is the position with the highest attention, never that of EOS; translations are without
-        EOS. The first `num_tags` tokens of each source do not count.
+        See `linked_positions`; it is never that of EOS. Translations are without EOS. The first
+        `num_tags` tokens of each source do not count.
         """
         links: list[list[tuple[int, ...]]] = [[()] * len(rows) for _, rows in sentences]
         for index, maps in self.attention(sentences):
-            links[index] = [
-                tuple(weights[:, num_tags:-1].argmax(dim=-1).tolist()) for weights in maps
-            ]
+            links[index] = [linked_positions(weights[:, num_tags:-1]) for weights in maps]
         return links
 
     @torch.inference_mode()
-    def attention(self, sentences: Sequence[Translated]) -> Iterator[tuple[int, list[Tensor]]]:
+    def attention(
+        self, sentences: Sequence[Translated], num_layers: int | None = None
+    ) -> Iterator[tuple[int, list[Tensor]]]:
         """Yield the index of each sentence and the attention maps (T, S) of its translations.
 
         Row t is the attention of the step that predicts token t, which may be EOS. Sentences
-        without source or without translations are left out.
+        without source or without translations are left out. The last `num_layers` layers count,
+        or all.
         """
         widths = [
             max(len(source), *map(len, rows), 0) if source else 0 for source, rows in sentences
         ]
         counts = [len(rows) for _, rows in sentences]
-        for batch, padded in self._batches(self._maps, sentences, widths, counts):
+        work = partial(self._maps, num_layers=num_layers)
+        for batch, padded in self._batches(work, sentences, widths, counts):
             maps = iter(padded)
             for index in batch:
                 source, rows = sentences[index]
                 yield index, [next(maps)[: len(row), : len(source)] for row in rows]
 
-    def _maps(self, sentences: Sequence[Translated]) -> Tensor:
+    def _maps(self, sentences: Sequence[Translated], num_layers: int | None) -> Tensor:
         """Return the maps (translations of all sentences, T, S), padded."""
         rows = [(self.special_tokens.bos, *row[:-1]) for _, rows in sentences for row in rows]
         target, _ = self._padded(rows)
@@ -182,9 +185,19 @@ class Aligner(TeacherForcing):
         maps = []
         for model in self.models:
             with autocast(self.device, self.precision):
-                weights = source_attention(model, source, mask, target)
-            maps.append(weights.to(torch.promote_types(weights.dtype, torch.float32)).mean(dim=1))
+                maps.append(source_attention(model, source, mask, target, num_layers))
         return torch.stack(maps).mean(dim=0)
+
+
+def linked_positions(attention: Tensor) -> tuple[int, ...]:
+    """Return the source position of each target token by the attention (T, S) that predicts it.
+
+    It is the one with the highest product of two shares: that of the source token in the attention
+    of the target token, and that of the target token in all attention to the source token. So a
+    source token that all look at, such as a period, is linked to few.
+    """
+    totals = attention.sum(dim=0).clamp_min(torch.finfo(attention.dtype).tiny)
+    return tuple((attention * (attention / totals)).argmax(dim=-1).tolist())
 
 
 def empty_source_log_probs(target: Sequence[int]) -> tuple[float, ...]:

@@ -196,14 +196,20 @@ def test_a_fused_network_looks_at_the_same_tokens_and_recording_changes_neither(
 
 @torch.no_grad()
 @given(translating)
-def test_the_way_to_the_source_is_a_piece_of_the_last_map(config):
+def test_the_way_to_the_source_is_the_mean_of_pieces_of_the_maps(config):
     model = member(config)
     ids, mask, target = inputs(model)
-    last = attention_maps(model, ids, mask, target)[-1][-1]
-    expected = (
-        last.self_attention[:, :, S:, :S] if last.cross_attention is None else last.cross_attention
-    )
-    torch.testing.assert_close(source_attention(model, ids, mask, target), expected)
+    pieces = [
+        layer.self_attention[:, :, S:, :S]
+        if layer.cross_attention is None
+        else layer.cross_attention
+        for layer in attention_maps(model, ids, mask, target)[-1]
+    ]
+    for num_layers, counted in ((None, pieces), (1, pieces[-1:])):
+        heads = [head for layer in counted for head in layer.unbind(1)]
+        expected = sum(heads) / len(heads)
+        found = source_attention(model, ids, mask, target, num_layers)
+        torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()

@@ -4,6 +4,8 @@ Maps are recorded by a copy of the network with other attention modules; the net
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,12 +34,12 @@ class LayerMaps(NamedTuple):
 
 
 class RecordingAttention(nn.Module):
-    """An attention module that keeps the weights (N, H, T, S) of its last call."""
+    """An attention module that tells `record` the weights (N, H, T, S) of each call."""
 
-    def __init__(self, attention: SelfAttention) -> None:
+    def __init__(self, attention: SelfAttention, record: Callable[[Tensor], object]) -> None:
         super().__init__()
         self.attention = attention
-        self.weights: Tensor | None = None
+        self.record = record
 
     def project_qkv(self, hidden_states: Tensor, rotary: CosSin | None) -> tuple[Tensor, KeyValue]:
         """Project for self-attention."""
@@ -57,14 +59,9 @@ class RecordingAttention(nn.Module):
         self, queries: Tensor, key_value: KeyValue, attention_mask: AttentionMask
     ) -> Tensor:
         """Attend, and record the weights."""
-        self.weights = self.attention.weights(queries, key_value, attention_mask)
+        self.record(self.attention.weights(queries, key_value, attention_mask))
         attended: Tensor = self.attention(queries, key_value, attention_mask)
         return attended
-
-    def recorded(self) -> Tensor:
-        """Return the weights of the last call."""
-        assert self.weights is not None
-        return self.weights
 
 
 def attention_maps(
@@ -82,8 +79,9 @@ def attention_maps(
         target: (B, T) token ids, beginning with the start token; of a masked encoder, `source`.
     """
     layers = [stack.each_layer() for stack in network.stacks()]
+    weights: dict[nn.Module, Tensor] = {}
     recorders: dict[nn.Module, RecordingAttention] = {
-        attention: RecordingAttention(attention)
+        attention: RecordingAttention(attention, partial(weights.__setitem__, attention))
         for stack in layers
         for layer in stack
         for attention in layer.attentions()
@@ -91,22 +89,43 @@ def attention_maps(
     no_positions = target.new_empty(0)
     replace_modules(network, recorders).hidden_states(source, source_mask, target, no_positions)
     return [
-        [LayerMaps(*(recorders[part].recorded() for part in layer.attentions())) for layer in stack]
+        [LayerMaps(*(weights[part] for part in layer.attentions())) for layer in stack]
         for stack in layers
     ]
 
 
-def source_attention(model: Seq2Seq, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
-    """Return the last layer's attention to the source, (B, H, T, S), without dropout.
+def source_attention(
+    model: Seq2Seq,
+    source: Tensor,
+    source_mask: Tensor,
+    target: Tensor,
+    num_layers: int | None = None,
+) -> Tensor:
+    """Return the attention to the source, (B, T, S), the mean of heads and layers, without dropout.
 
     Row t belongs to the step that reads target token t. In a decoder-only network rows sum to less
-    than one: the rest is attention to the target. Arguments: see `attention_maps`.
+    than one: the rest is attention to the target.
+
+    Args:
+        model: may be prepared for inference, as in `attention_maps`, which has the other arguments.
+        source: see there.
+        source_mask: see there.
+        target: see there.
+        num_layers: how many layers count, from the last one backward; None for all.
     """
-    last = model.stacks()[-1].each_layer()[-1].attentions()[-1]
-    recorder = RecordingAttention(last)
-    recording = replace_modules(model, {last: recorder})
+    maps: list[Tensor] = []
+
+    def record(weights: Tensor) -> None:
+        weights = weights[:, :, -target.shape[1] :, : source.shape[1]]
+        maps.append(weights.to(torch.promote_types(weights.dtype, torch.float32)).mean(dim=1))
+
+    layers = model.stacks()[-1].each_layer()[-(num_layers or 0) :]
+    attentions = [layer.attentions()[-1] for layer in layers]
+    recording = replace_modules(
+        model, {each: RecordingAttention(each, record) for each in attentions}
+    )
     recording.target_hidden_states(source, source_mask, target)
-    return recorder.recorded()[:, :, -target.shape[1] :, : source.shape[1]]
+    return torch.stack(maps).mean(dim=0)
 
 
 @torch.no_grad()
