@@ -4,9 +4,11 @@ import contextlib
 import functools
 import os
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +126,20 @@ def masked_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = RunDirectory(folder / "run")
     train(load_config(file), run, device=torch.device("cpu"))
     return run.path
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Chromium, where it and playwright are installed."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as running:
+        try:
+            # That of the system, else playwright's own.
+            chromium = running.chromium.launch(executable_path=shutil.which("chromium"))
+        except playwright.Error:
+            pytest.skip("Chromium is not installed")
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture

@@ -106,6 +106,49 @@ def test_a_page_is_written_whole(tmp_path):
     assert (tmp_path / "deep" / "heatmap.html").read_text(encoding="utf-8") == page(found)
 
 
+@pytest.mark.slow
+def test_a_cell_is_read_by_pointer_and_by_keys(browser, tmp_path):
+    file = tmp_path / "heatmap.html"
+    rows, columns = ["犬", "が", "</s>"], ["▁a", "▁dog"]
+    cross = maps(rows, columns, num_heads=2)
+    save_heatmap(sentence(cross, tables=(VECTORS,)), file)
+    page = browser.new_page()
+    mistakes = []
+    page.on("pageerror", lambda error: mistakes.append(str(error)))
+    page.on("console", lambda message: mistakes.append(message.text))
+    page.goto(file.as_uri())
+    readout = page.locator(".readout")
+
+    def said(row: int, column: int) -> str:
+        weight = cross.weights[0][0][row][column]
+        end = ": masked" if weight == 0 else f" with weight {weight:.3f}"
+        return f"layer 1, head 1: {rows[row]} attends to {columns[column]}{end}"
+
+    page.locator("tbody td").nth(3).hover()
+    assert readout.text_content() == said(1, 1)
+    # Tab goes to the cell that was read last, and the arrow keys end at the edge.
+    page.locator(".heads button").last.focus()
+    page.keyboard.press("Tab")
+    assert readout.text_content() == said(1, 1)
+    for key, (row, column) in {
+        "Up": (0, 1),
+        "Right": (0, 1),
+        "Left": (0, 0),
+        "Down": (1, 0),
+    }.items():
+        page.keyboard.press(f"Arrow{key}")
+        assert readout.text_content() == said(row, column)
+        assert page.locator("td[tabindex='0']").count() == 1
+    marked = page.locator("th.on").all_text_contents()
+    assert marked == ["▁a", "が"]
+    page.locator("nav button").last.click()
+    page.locator("canvas.table").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert readout.text_content() == f"position 1, component 1: {VECTORS.values[1][1]:.3f}"
+    assert mistakes == []
+
+
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml"}
 WORDS = ["▁der", "▁alte", "▁Hund", "</s>"]
 ALL = sentence(

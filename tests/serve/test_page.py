@@ -30,33 +30,27 @@ console.log(JSON.stringify({codes}.map(shown)));
 """
 
 
-@pytest.fixture
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as running:
-        try:
-            # That of the system, else playwright's own.
-            chromium = running.chromium.launch(executable_path=shutil.which("chromium"))
-        except playwright.Error:
-            pytest.skip("Chromium is not installed")
-        yield chromium
-        chromium.close()
-
-
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_languages_are_known_by_the_codes_of_imported_models():
     module = json.dumps((STATIC / "language.js").as_uri())
-    names = {}
+    names, tags = {}, {}
     for letter, codes in CODES.items():
         script = SHOW.format(module=module, codes=json.dumps(codes.split()))
         command = ["node", "--input-type=module", "--eval", script]
         is_right_to_left = unicodedata.bidirectional(letter) in ("R", "AL")
         for code, tag, name, direction in json.loads(subprocess.check_output(command, text=True)):
             assert (code, direction) == (code, "rtl" if is_right_to_left else "ltr")
-            assert (code, "_" in tag) == (code, False)
-            names[code] = name
+            names[code], tags[code] = name, tag
     assert names["source"] == "source"
     assert [names[code] for code in ("ar", "zho_Hant")] == ["Arabic", "Traditional Chinese"]
+    assert [tags[code] for code in ("de", "fr_XX", "heb_Hebr", "zho_Hant", "source")] == [
+        "de",
+        "fr-XX",
+        "he-Hebr",
+        "zh-Hant",
+        "source",
+    ]
+    assert not any("_" in tag for tag in tags.values())
 
 
 @pytest.mark.slow

@@ -41,6 +41,23 @@ function heading(title, note) {
   make("p", view, { textContent: note, className: "note" });
 }
 
+function clamp(index, count) {
+  return Math.min(Math.max(index, 0), count - 1);
+}
+
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+// Call `visit` with the row and column that an arrow key leads to from those of `position()`.
+function onArrow(element, position, numRows, numColumns, visit) {
+  element.addEventListener("keydown", (event) => {
+    const step = STEPS[event.key];
+    if (!step) return;
+    event.preventDefault(); // no scrolling
+    const [row, column] = position();
+    visit(clamp(row + step[0], numRows), clamp(column + step[1], numColumns));
+  });
+}
+
 function showMaps(maps) {
   view.replaceChildren();
   heading(maps.title, maps.note);
@@ -82,27 +99,34 @@ function showMaps(maps) {
 
 function showMap(scroll, readout, maps, weights, name) {
   scroll.replaceChildren();
-  readout.textContent = `${name}: point at a cell`;
+  readout.textContent = `${name}: point at a cell, or choose one with Tab and the arrow keys`;
   const table = make("table", scroll);
+  table.setAttribute("role", "grid");
   table.style.setProperty("--cell", maps.columns.length > 30 ? "15px" : "24px");
   const head = make("tr", make("thead", table));
   make("td", head);
   const columnLabels = maps.columns.map(
     (token) => make("th", head, { textContent: label(token), dir: "auto", scope: "col" }));
   const body = make("tbody", table);
+  const cells = [];
   const rowLabels = weights.map((row, i) => {
     const line = make("tr", body);
     const rowLabel = make(
       "th", line, { textContent: label(maps.rows[i]), dir: "auto", scope: "row" });
-    row.forEach((weight) => {
-      make("td", line).style.backgroundColor = `rgb(${weightColor(weight).join()})`;
-    });
+    cells.push(row.map((weight) => {
+      const cell = make("td", line, { tabIndex: -1 });
+      cell.style.backgroundColor = `rgb(${weightColor(weight).join()})`;
+      return cell;
+    }));
     return rowLabel;
   });
-  body.addEventListener("mouseover", (event) => {
-    const cell = event.target.closest("td");
-    if (!cell) return;
-    const [row, column] = [cell.parentElement.rowIndex - 1, cell.cellIndex - 1];
+  let chosen = [0, 0]; // the cell that Tab leads to
+  cells[0][0].tabIndex = 0;
+
+  function read(row, column) {
+    cells[chosen[0]][chosen[1]].tabIndex = -1;
+    chosen = [row, column];
+    cells[row][column].tabIndex = 0;
     rowLabels.forEach((element, i) => element.classList.toggle("on", i === row));
     columnLabels.forEach((element, i) => element.classList.toggle("on", i === column));
     readout.replaceChildren();
@@ -113,7 +137,16 @@ function showMap(scroll, readout, maps, weights, name) {
     const weight = weights[row][column];
     const text = weight === 0 ? ": masked" : ` with weight ${weight.toFixed(3)}`;
     make("span", readout, { textContent: text });
-  });
+  }
+
+  for (const kind of ["mouseover", "focusin"]) {
+    body.addEventListener(kind, (event) => {
+      const cell = event.target.closest("td");
+      if (cell) read(cell.parentElement.rowIndex - 1, cell.cellIndex - 1);
+    });
+  }
+  onArrow(body, () => chosen, weights.length, maps.columns.length,
+    (row, column) => cells[row][column].focus());
 }
 
 function showTables(tables) {
@@ -125,21 +158,33 @@ function showTables(tables) {
 }
 
 function showValues(table) {
-  const readout = make("p", view, { className: "readout", textContent: "point at the picture" });
-  const canvas = make("canvas", view, { className: "table" });
+  const readout = make("p", view, { className: "readout" });
+  readout.textContent = "point at the picture, or choose it with Tab and use the arrow keys";
+  readout.setAttribute("aria-live", "polite");
+  const canvas = make("canvas", view, { className: "table", tabIndex: 0 });
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", table.title);
   const highest = table.values.flat().reduce((high, value) => Math.max(high, Math.abs(value)), 0);
   paint(canvas, table.values, (value) => gradient(content.signs, (value / highest + 1) / 2));
-  canvas.addEventListener("mousemove", (event) => {
-    const index = (offset, size, count) =>
-      Math.min(Math.max(Math.floor(offset / size * count), 0), count - 1);
-    const row = index(event.offsetY, canvas.clientHeight, table.rows.length);
-    const column = index(event.offsetX, canvas.clientWidth, table.columns.length);
+  const [numRows, numColumns] = [table.rows.length, table.columns.length];
+  let chosen = [0, 0];
+
+  function read(row, column) {
+    chosen = [row, column];
     const wavelength = (2 * Math.PI / table.columns[column]).toFixed(1);
     const what = table.kind === "vectors"
       ? `component ${column}` : `pair ${column}, wavelength ${wavelength} tokens`;
     const value = table.values[row][column].toFixed(3);
     readout.textContent = `position ${table.rows[row]}, ${what}: ${value}`;
+  }
+
+  canvas.addEventListener("mousemove", (event) => {
+    const index = (offset, size, count) => clamp(Math.floor(offset / size * count), count);
+    read(index(event.offsetY, canvas.clientHeight, numRows),
+      index(event.offsetX, canvas.clientWidth, numColumns));
   });
+  canvas.addEventListener("focus", () => read(...chosen));
+  onArrow(canvas, () => chosen, numRows, numColumns, read);
 }
 
 function showBias(table) {

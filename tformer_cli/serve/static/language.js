@@ -3,9 +3,14 @@
 // Scripts.
 const RIGHT_TO_LEFT = new Set(["Adlm", "Arab", "Armi", "Hebr", "Nkoo", "Rohg", "Syrc", "Thaa"]);
 
-/** The language tag (BCP 47) of a code: browsers know no underscores. */
+/** The language tag (BCP 47) of a code: `pt-BR` of `pt_BR`, `ja-Jpan` of `jpn_Jpan`. */
 export function languageTag(code) {
-  return code.replaceAll("_", "-");
+  const tag = code.replaceAll("_", "-");
+  try {
+    return Intl.getCanonicalLocales(tag)[0];
+  } catch {
+    return tag;
+  }
 }
 
 export function languageName(code) {
