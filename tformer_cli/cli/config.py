@@ -127,10 +127,11 @@ def new(
 ) -> None:
     """Write a commented configuration for two text files, or for one file of pairs.
 
-    Without a validation text, 5% of the pairs (at most 1,000) are held out for validation and as
-    many for a test. The splits are written beside the configuration; your files are not changed.
-    No source or target sentence of the held-out pairs stays in the training text. A text of 501 to
-    5,000 pairs gets its phrase pairs beside it, as `tformer extract-phrases` writes them.
+    Without a validation text, pairs are held out for validation, and as many for a test: 5% of the
+    different sources, at most 1,000. The splits are written beside the configuration; your files
+    are not changed. No source or target sentence of the held-out pairs stays in the training text.
+    A text of 501 to 5,000 pairs gets its phrase pairs beside it, as `tformer extract-phrases`
+    writes them.
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
 
