@@ -10,6 +10,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 pytest.importorskip("httptools", reason="httptools is not installed")
 
 BODY = b'{"text": "ab"}'
+LENGTH = (b"content-length", b"0")
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(BODY)
 
 
@@ -111,6 +112,9 @@ def test_a_large_body_in_chunks_has_no_head():
     assert body == b"a" * 200_000
 
 
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+
+
 @pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\n", POST + b"\r\n" + BODY + b"GET"])
 def test_a_slow_head_is_waited_for_no_longer(monkeypatch, before):
     monkeypatch.setattr("tformer_cli.serve.protocol.HEAD_SECONDS", 0.1)
@@ -121,6 +125,61 @@ def test_a_slow_head_is_waited_for_no_longer(monkeypatch, before):
             return await reader.read()
 
     assert asyncio.run(end()).endswith(BODY if BODY in before else b"")
+
+
+@pytest.mark.parametrize("end", [b"\r\n", UPGRADE], ids=["httptools", "h11"])
+@pytest.mark.parametrize("late", [BODY, BODY[:3]])
+def test_a_connection_whose_request_was_refused_before_its_body_is_not_kept(monkeypatch, end, late):
+    monkeypatch.setattr("tformer_cli.serve.protocol.HEAD_SECONDS", 0.1)
+
+    async def refuse(scope, receive, send):
+        await send({"type": "http.response.start", "status": 401, "headers": [LENGTH]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def stay():
+        async with connection(refuse) as (reader, writer):
+            writer.write(POST + end)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
+            writer.write(late)
+            return await reader.read()
+
+    assert asyncio.run(stay()) == b""
+
+
+@pytest.mark.parametrize(
+    ("end", "late"),
+    [(b"\r\n", b"\r\n"), (b"\r\n", b"GET"), (UPGRADE, b"GET")],
+    ids=["line end", "httptools", "h11"],
+)
+def test_what_is_no_head_keeps_no_connection(monkeypatch, end, late):
+    monkeypatch.setattr("tformer_cli.serve.protocol.HEAD_SECONDS", 0.1)
+
+    async def stay():
+        async with connection() as (reader, writer):
+            writer.write(POST + end + BODY)
+            await reader.readuntil(BODY)
+            writer.write(late)
+            return await reader.read()
+
+    assert asyncio.run(stay()) == b""
+
+
+@pytest.mark.parametrize("end", [b"\r\n", UPGRADE], ids=["httptools", "h11"])
+def test_an_answer_may_take_longer_than_a_head(monkeypatch, end):
+    monkeypatch.setattr("tformer_cli.serve.protocol.HEAD_SECONDS", 0.1)
+
+    async def slow(scope, receive, send):
+        await asyncio.sleep(0.3)
+        await echo(scope, receive, send)
+
+    async def ask():
+        async with connection(slow) as (reader, writer):
+            for _ in range(2):
+                writer.write(POST + end + BODY)
+                assert (await reader.readuntil(BODY)).startswith(b"HTTP/1.1 200")
+        return True
+
+    assert asyncio.run(ask())
 
 
 def test_a_client_that_vanishes_leaves_none_of_its_requests():

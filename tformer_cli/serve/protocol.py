@@ -14,6 +14,53 @@ CLOSING_SECONDS = 1
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 
 
+class HeadTimer:
+    """Closes a connection that waits too long for the next head."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._handle: asyncio.TimerHandle | None = None
+
+    def restart(self) -> None:
+        """Wait from now on."""
+        self.stop()
+        loop = asyncio.get_running_loop()
+        self._handle = loop.call_later(HEAD_SECONDS, self._transport.close)
+
+    def start(self) -> None:
+        """Wait, from now on or as before."""
+        if self._handle is None:
+            self.restart()
+
+    def stop(self) -> None:
+        """Wait no longer."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class LimitedH11Protocol(H11Protocol):
+    """HTTP by h11, which closes a connection with a slow head, and itself refuses a large one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take over a connection."""
+        super().connection_made(transport)
+        self._timer = HeadTimer(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._timer.stop()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the next bytes."""
+        super().data_received(data)
+        if self.cycle.response_complete:
+            self._timer.start()
+        else:
+            self._timer.stop()
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """HTTP by httptools, which refuses a large head, and closes a connection with a slow one.
 
@@ -28,11 +75,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head = b""  # as far as it has arrived
         self._num_bytes = 0  # since a head or a part of a body was complete
         self._cycles = list[RequestResponseCycle]()  # of requests without a whole answer
-        self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+        self._timer = HeadTimer(transport)
+        self._timer.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer, and answer nothing more."""
-        self._timer.cancel()
+        self._timer.stop()
         self._disconnect()
         super().connection_lost(exc)
 
@@ -46,16 +94,20 @@ class LimitedProtocol(HttpToolsProtocol):
             if end and _UPGRADE.search(head):
                 self._continue_by_h11(self._head)
                 return
+        if is_idle:
+            # uvicorn no longer closes an idle connection once it has brought a byte: a line end
+            # before a head, or the body of a request that was refused before.
+            self._timer.start()
         self._num_bytes += len(data)
         super().data_received(data)
         if self._num_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
 
     def _continue_by_h11(self, data: bytes) -> None:
-        self._timer.cancel()
+        self._timer.stop()
         self._unset_keepalive_if_required()
         self.connections.discard(self)
-        protocol = H11Protocol(self.config, self.server_state, self.app_state)
+        protocol = LimitedH11Protocol(self.config, self.server_state, self.app_state)
         protocol.connection_made(self.transport)
         self.transport.set_protocol(protocol)
         protocol.data_received(data)
@@ -64,12 +116,11 @@ class LimitedProtocol(HttpToolsProtocol):
         """Wait for the head of a request."""
         super().on_message_begin()
         self._is_in_message = True
-        self._timer.cancel()
-        self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self._timer.restart()
 
     def on_headers_complete(self) -> None:
         """Wait no longer, and begin to answer."""
-        self._timer.cancel()
+        self._timer.stop()
         self._head = b""
         self._num_bytes = 0
         super().on_headers_complete()
