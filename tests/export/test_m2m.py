@@ -151,6 +151,16 @@ def test_alignments_count_the_words_of_a_translation_without_its_language(parity
         assert {word for _, word in best.alignments} <= {*range(len(best.words))}
 
 
+def test_without_whitespace_the_language_of_a_translation_is_linked_to_nothing(parity):
+    languages = parity.translator.direction.targets
+    into = parity.translator.into(next(x for x in languages if x.startswith(("zh", "ja"))))
+    search = BeamConfig(beam_size=3, max_length=9)
+    for (best,) in into.nbest(lines()[:20], 1, decoding=search, aligned=True):
+        # Tokens count, of which the language is the first and has no text.
+        assert len(best.words) == len(best.tokens)
+        assert {word for _, word in best.alignments} == {*range(1, len(best.words))}
+
+
 def test_an_empty_line_has_the_empty_translation(parity):
     (pair,) = parity.translator.score([""], [""])
     assert (pair.tokens, pair.token_log_probs) == (("</s>",), (0.0,))

@@ -114,6 +114,23 @@ def test_tags_before_a_source_are_never_linked_to():
     assert tags > 0, "tags that nobody looks at show little"
 
 
+def test_the_first_tokens_of_a_translation_that_are_no_text_take_no_share():
+    language = 12
+    both = aligner(*models(1))
+    longer = [(source, [[language, *row] for row in rows]) for source, rows in SENTENCES]
+    links = both.align(longer, num_start=1)
+    differing = 0
+    for number, maps in both.attention(longer):
+        plain = both.align([longer[number]])[0]
+        for index, looks in enumerate(maps):
+            first, *others = links[number][index]
+            assert first is None
+            for link, row in zip(others, shares(looks[1:]), strict=True):
+                assert row[link] == max(row[:-1])
+            differing += plain[index][1:] != tuple(others)
+    assert differing > 0, "a language that looks at nothing shows little"
+
+
 def test_a_source_token_that_all_look_at_is_linked_to_those_that_look_elsewhere_least():
     looks = torch.tensor([[0.5, 0.1, 0.4], [0.1, 0.45, 0.45], [0.1, 0.1, 0.8]])
     assert looks.argmax(dim=-1).tolist()[1] == 1

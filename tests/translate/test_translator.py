@@ -444,6 +444,7 @@ class Mirror:
         self,
         sentences: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]],
         num_tags: int,
+        num_start: int,
     ) -> list[list[tuple[int, ...]]]:
         return [[tuple(range(len(row)))[::-1] for row in rows] for _, rows in sentences]
 

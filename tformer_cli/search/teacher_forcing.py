@@ -32,6 +32,8 @@ CHUNK_ROWS = 256
 
 # Source ids with EOS, and the ids of each of its translations.
 Translated = tuple[Sequence[int], Sequence[Sequence[int]]]
+# That of each target token, or None.
+SourcePositions = tuple[int | None, ...]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -144,16 +146,20 @@ class Aligner(TeacherForcing):
     """
 
     def align(
-        self, sentences: Sequence[Translated], num_tags: int = 0
-    ) -> list[list[tuple[int, ...]]]:
+        self, sentences: Sequence[Translated], num_tags: int = 0, num_start: int = 0
+    ) -> list[list[SourcePositions]]:
         """Return for each translation of each sentence the source position of each target token.
 
         See `linked_positions`; it is never that of EOS. Translations are without EOS. The first
-        `num_tags` tokens of each source do not count.
+        `num_tags` tokens of each source and `num_start` tokens of each translation do not count:
+        they are no text, such as that of a language, and have no position.
         """
-        links: list[list[tuple[int, ...]]] = [[()] * len(rows) for _, rows in sentences]
+        links: list[list[SourcePositions]] = [[()] * len(rows) for _, rows in sentences]
         for index, maps in self.attention(sentences):
-            links[index] = [linked_positions(weights[:, num_tags:-1]) for weights in maps]
+            links[index] = [
+                (*[None] * num_start, *linked_positions(weights[num_start:, num_tags:-1]))
+                for weights in maps
+            ]
         return links
 
     @torch.inference_mode()

@@ -234,13 +234,13 @@ def _folded(text: str) -> str:
 
 
 def aligned_units(
-    links: Sequence[int], source: Sequence[int | None], target: Sequence[int | None]
+    links: Sequence[int | None], source: Sequence[int | None], target: Sequence[int | None]
 ) -> tuple[tuple[int, int], ...]:
     """Return the aligned pairs of source and target units, sorted.
 
-    `links` is the source token of each target token; `source` and `target` are the units of all
-    tokens. A whitespace-only source token is attributed to the following word; whitespace-only
-    target tokens are ignored.
+    `links` is the source token of each target token, or None; `source` and `target` are the units
+    of all tokens. A whitespace-only source token is attributed to the following word;
+    whitespace-only target tokens are ignored.
     """
     units = list(source)
     for index in reversed(range(len(units) - 1)):
@@ -248,7 +248,7 @@ def aligned_units(
             units[index] = units[index + 1]
     pairs = set()
     for link, target_unit in zip(links, target, strict=True):
-        source_unit = units[link]
+        source_unit = None if link is None else units[link]
         if source_unit is not None and target_unit is not None:
             pairs.add((source_unit, target_unit))
     return tuple(sorted(pairs))

@@ -126,9 +126,11 @@ class Postprocessor:
             for pieces, translations in lines
             for index, piece in enumerate(pieces)
         ]
-        # All lines have the same tags.
-        num_tags = max((piece.num_tags for pieces in requests for piece in pieces), default=0)
-        links = iter(aligner.align(sentences, num_tags))
+        # All lines have the same tags, and their translations the same start.
+        parts = [piece for pieces in requests for piece in pieces]
+        num_tags = max((piece.num_tags for piece in parts), default=0)
+        num_start = max((len(piece.start) for piece in parts), default=0)
+        links = iter(aligner.align(sentences, num_tags, num_start))
         for pieces, translations in lines:
             by_translation = zip(*[next(links) for _ in pieces], strict=True)
             yield [
@@ -141,7 +143,7 @@ class Postprocessor:
         translation: Translation,
         pieces: Sequence[Request],
         hypotheses: Sequence[Hypothesis],
-        links: Sequence[Sequence[int]],
+        links: Sequence[Sequence[int | None]],
     ) -> Translation:
         """Turn the source position of each target token into pairs of words."""
         source, target = self.tokenizers.source, self.tokenizers.target
@@ -151,7 +153,9 @@ class Postprocessor:
         texts = [f"{target.decode(ids)} " for ids in targets]
         starts = itertools.accumulate(map(len, sources), initial=0)
         positions = [
-            start + link for start, piece in zip(starts, links, strict=False) for link in piece
+            None if link is None else start + link
+            for start, piece in zip(starts, links, strict=False)
+            for link in piece
         ]
         first_words = [piece.first_word for piece in pieces]
         source_units = unit_indices(source, sources, first_words, self.source_separator)
