@@ -1,6 +1,5 @@
 """`tformer clean`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ from tformer_cli.cli.bitext import (
     languages_of,
 )
 from tformer_cli.cli.options import JsonOption, WorkersOption
-from tformer_cli.cli.printing import tell
+from tformer_cli.cli.printing import tell, tell_json
 from tformer_cli.config.load import as_plain, changed_filters
 from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar
@@ -108,7 +107,7 @@ def _print(result: "Cleaning", as_json: bool) -> None:
             "record": str(result.record),
             "text": files,
         }
-        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        tell_json(content)
         return
     tell(str(result.report))
     for reason, count in result.report.dropped.items():

@@ -1,6 +1,5 @@
 """`tformer compare`."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.cli.plot import check_page
-from tformer_cli.cli.printing import extend_bar, table, tell, tell_stderr, warn
+from tformer_cli.cli.printing import extend_bar, table, tell, tell_json, tell_stderr, warn
 from tformer_cli.cli.streams import check_outputs
 from tformer_cli.config.schema.config import BleuTokenizer
 from tformer_cli.errors import quantity
@@ -121,7 +120,7 @@ def compare(
             on_warning=warn,
         )
     if as_json:
-        typer.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False))
+        tell_json(comparison.as_json())
     else:
         tell(_report(comparison))
         if output is not None:

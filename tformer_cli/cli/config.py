@@ -1,6 +1,5 @@
 """`tformer config` and `tformer init`."""
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from tformer_cli.cli.bitext import (
 )
 from tformer_cli.cli.entry import new_app
 from tformer_cli.cli.options import FileArgument, SetOption
-from tformer_cli.cli.printing import warn
+from tformer_cli.cli.printing import tell_json, warn
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
 from tformer_cli.config.schema.text import Bitext, Direction, PairsFile, ParallelText
@@ -103,7 +102,7 @@ def show(
     """
     config = load_config(file, settings or [])
     if as_json:
-        typer.echo(json.dumps(as_plain(config), indent=2, ensure_ascii=False))
+        tell_json(as_plain(config))
     else:
         typer.echo(dump_config(config), nl=False)
 

@@ -1,13 +1,10 @@
 """`tformer doctor`."""
 
-import json
 from datetime import timedelta
-
-import typer
 
 from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.options import JsonOption
-from tformer_cli.cli.printing import table, tell, tell_stderr
+from tformer_cli.cli.printing import table, tell, tell_json, tell_stderr
 from tformer_cli.doctor import Diagnosis, diagnose
 from tformer_cli.terminal import progress_bar
 
@@ -38,7 +35,7 @@ def doctor(as_json: JsonOption = False) -> None:
     with progress_bar("step") as bar:
         diagnosis = diagnose(log=tell_stderr, on_step=bar.update)
     if as_json:
-        typer.echo(json.dumps(diagnosis.as_json(), indent=2, ensure_ascii=False))
+        tell_json(diagnosis.as_json())
         return
     tell(_sections(diagnosis))
     tell("\n".join(map(str, diagnosis.problems)) or "no problems found")

@@ -29,7 +29,14 @@ from tformer_cli.cli.options import (
     chosen_metrics,
     chosen_run,
 )
-from tformer_cli.cli.printing import extend_bar, relative, suggest_translation, tell, warn
+from tformer_cli.cli.printing import (
+    extend_bar,
+    relative,
+    suggest_translation,
+    tell,
+    tell_json,
+    warn,
+)
 from tformer_cli.cli.streams import check_outputs, open_output, reject_gzip, reject_pipes
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.text import ParallelText
@@ -137,7 +144,7 @@ def evaluate(
             lines = [f"{name}: {_description(evaluation)}", f"translations: {file}"]
             tell("\n".join([*lines, *(f"reproduce with: {command}" for command in commands)]))
     if as_json:
-        typer.echo(json.dumps(results, indent=2, ensure_ascii=False))
+        tell_json(results)
     else:
         suggest_translation(load_config(run_directory.config_file), run_directory.path)
 

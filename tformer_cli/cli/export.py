@@ -1,6 +1,5 @@
 """`tformer export`, `tformer import`, `tformer trim` and `tformer extend`."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from tformer_cli.cli.bitext import (
     languages_of,
 )
 from tformer_cli.cli.options import CheckpointOption, JsonOption, LeadingRunArgument, chosen_run
-from tformer_cli.cli.printing import suggest, suggest_translation, tell
+from tformer_cli.cli.printing import suggest, suggest_translation, tell, tell_json
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
@@ -88,7 +87,7 @@ def export(
     if as_json:
         checks = [check.as_json() for check in result.checks]
         content = {"folder": str(folder), "format": format_name, "checks": checks}
-        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        tell_json(content)
         return
     for line in (*result.checks, *result.ties):
         tell(str(line))
@@ -190,7 +189,7 @@ def trim(
         )
     if as_json:
         content = {"before": before._asdict(), "after": after._asdict()}
-        typer.echo(json.dumps(content, indent=2))
+        tell_json(content)
         return
     for name, old, new in zip(before._fields, before, after, strict=True):
         tell(f"{name.replace('_', ' ')}: {old:,} -> {new:,}")

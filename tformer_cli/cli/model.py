@@ -1,6 +1,5 @@
 """`tformer model`."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tformer_cli.cli.options import JsonOption, SetOption
-from tformer_cli.cli.printing import table
+from tformer_cli.cli.printing import table, tell_json
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import (
@@ -91,7 +90,7 @@ def model(
             "cache_bytes": {name: _bytes(count) for name, count in cache.items()},
             "modules": [_plain(part) for part in summary.modules.children],
         }
-        typer.echo(json.dumps(content, indent=2))
+        tell_json(content)
         return
     sections = [
         table(_facts(config, vocabulary), align="<<"),

@@ -1,6 +1,5 @@
 """`tformer extract-phrases`."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ from tformer_cli.cli.bitext import (
     languages_of,
 )
 from tformer_cli.cli.options import JsonOption
-from tformer_cli.cli.printing import tell
+from tformer_cli.cli.printing import tell, tell_json
 from tformer_cli.config.load import to_yaml, training_item
 from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar
@@ -73,7 +72,7 @@ def extract_phrases(
             "phrases": result.num_phrases,
             "train": training_item(result.text),
         }
-        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        tell_json(content)
         return
     num_phrases = quantity(result.num_phrases, "phrase pair")
     tell(f"{num_phrases} of {quantity(result.num_pairs, 'pair')} of sentences")

@@ -1,6 +1,5 @@
 """`tformer plot`, `tformer heatmap` and `tformer report`."""
 
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from tformer_cli.cli.options import (
     WorkersOption,
     chosen_run,
 )
-from tformer_cli.cli.printing import extend_bar, tell, tell_stderr, warn
+from tformer_cli.cli.printing import extend_bar, tell, tell_json, tell_stderr, warn
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting import heatmap as picture
@@ -78,7 +77,7 @@ def plot(
     histories = curves.plot_runs(folders, by, file)
     if as_json:
         content = [{"run": str(history.run), "curves": history.curves} for history in histories]
-        typer.echo(json.dumps({"by": by, "runs": content}))
+        tell_json({"by": by, "runs": content}, indent=None)
     else:
         typer.echo(f"{file}: written")
 
@@ -142,7 +141,10 @@ def heatmap(
     ).select(part, layer, head)
     if file is not None and (missing := picture.save_heatmap(maps, file)) is not None:
         warn(missing)
-    typer.echo(json.dumps(maps.as_plain(), ensure_ascii=False) if as_json else f"{file}: written")
+    if as_json:
+        tell_json(maps.as_plain(), indent=None)
+    else:
+        typer.echo(f"{file}: written")
 
 
 def report(
@@ -201,7 +203,7 @@ def report(
             on_warning=warn,
         )
     if as_json:
-        typer.echo(json.dumps(result.as_json(), ensure_ascii=False))
+        tell_json(result.as_json(), indent=None)
         return
     for scored in result.scores.values():
         low, high = scored.interval

@@ -1,5 +1,6 @@
 """What a command prints for a person: lines, warnings, progress, tables and the next command."""
 
+import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,13 @@ def tell(text: str) -> None:
     """Print lines on stdout; control characters of file names are escaped."""
     # A surrogate stands for a byte that is not UTF-8, and is printed as that byte.
     typer.echo("".join(c if c == "\n" or "\udc80" <= c <= "\udcff" else printable(c) for c in text))
+
+
+def tell_json(content: object, *, indent: int | None = 2) -> None:
+    """Print a JSON object on stdout, in UTF-8 whatever the locale and the names of files have."""
+    text = json.dumps(content, ensure_ascii=False, indent=indent)
+    # A surrogate, which stands for another byte, is escaped as in JSON.
+    typer.echo(text.encode(errors="backslashreplace"))
 
 
 def tell_stderr(text: str) -> None:

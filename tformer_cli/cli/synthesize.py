@@ -1,6 +1,5 @@
 """`tformer distill` and `tformer back-translate`."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from tformer_cli.cli.options import (
     chosen_mbr,
     chosen_run,
 )
-from tformer_cli.cli.printing import extend_bar, tell, tell_stderr, warn
+from tformer_cli.cli.printing import extend_bar, tell, tell_json, tell_stderr, warn
 from tformer_cli.config.load import to_yaml, training_item
 from tformer_cli.errors import quantity
 from tformer_cli.terminal import progress_bar
@@ -142,7 +141,7 @@ def _print(result: "Synthesis", input_file: Path, as_json: bool) -> None:
             "record": str(result.record),
             "train": training_item(result.text),
         }
-        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        tell_json(content)
         return
     for teacher, num_pairs in result.num_pairs.items():
         tell(f"{teacher}: {quantity(num_pairs, 'pair')} of {quantity(result.num_lines, 'line')}")

@@ -1,6 +1,5 @@
 """`tformer train`, `tformer vocab` and `tformer average`."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -20,7 +19,7 @@ from tformer_cli.cli.options import (
     SetOption,
     chosen_run,
 )
-from tformer_cli.cli.printing import suggest, suggest_use, table, tell
+from tformer_cli.cli.printing import suggest, suggest_use, table, tell, tell_json
 from tformer_cli.config.load import load_config, load_with_texts
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import json_number
@@ -133,13 +132,18 @@ def train(
         from tformer_cli.training.dry_run import dry_run as estimate
 
         report = estimate(config, run_directory, device=torch_device)
-        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
+        if as_json:
+            tell_json(report.as_json())
+        else:
+            typer.echo(str(report))
     elif find_batch:
         from tformer_cli.training.find_batch_size import find_batch_size as search
 
         batch = search(config, run_directory, device=torch_device, memory_limit=memory_limit)
-        use = f"use it: --set {batch.setting}"
-        typer.echo(json.dumps(batch.as_json(), indent=2) if as_json else f"{batch}\n{use}")
+        if as_json:
+            tell_json(batch.as_json())
+        else:
+            typer.echo(f"{batch}\nuse it: --set {batch.setting}")
     else:
         from tformer_cli import api
 
@@ -236,7 +240,7 @@ def average(
             "run_has_ended": result.run_has_ended,
             "is_best": result.is_best,
         }
-        typer.echo(json.dumps(content))
+        tell_json(content, indent=None)
         return
     tell(f"{result.checkpoint}: the mean of {', '.join(members)}")
     loss = f"loss {result.validation.likelihood.loss:.4f}"
@@ -298,7 +302,7 @@ def vocab(
             text: {side: asdict(report) for side, report in sides.items()}
             for text, sides in reports.items()
         }
-        typer.echo(json.dumps({"tokenizer": str(run_directory.tokenizer), **content}, indent=2))
+        tell_json({"tokenizer": str(run_directory.tokenizer), **content})
         return
     languages = {"source": config.data.source_language, "target": config.data.target_language}
     columns = [

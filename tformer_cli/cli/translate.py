@@ -1,6 +1,5 @@
 """`tformer translate`."""
 
-import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -40,7 +39,7 @@ from tformer_cli.cli.options import (
     chosen_mbr,
     chosen_run,
 )
-from tformer_cli.cli.printing import begin_bar, tell_stderr, warn
+from tformer_cli.cli.printing import begin_bar, tell_json, tell_stderr, warn
 from tformer_cli.cli.streams import (
     STDIN,
     STDOUT,
@@ -295,7 +294,7 @@ def translate(
             **options,
         )
     if report is not None and as_json:
-        typer.echo(json.dumps(report._asdict()))
+        tell_json(report._asdict(), indent=None)
     if tally.num_lines:
         tell_stderr(str(tally))
 

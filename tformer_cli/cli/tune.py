@@ -1,6 +1,5 @@
 """`tformer tune` and `tformer calibrate`: what is fitted to the validation text of a run."""
 
-import json
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +25,7 @@ from tformer_cli.cli.printing import (
     suggest_use,
     table,
     tell,
+    tell_json,
     tell_stderr,
     warn,
 )
@@ -93,7 +93,7 @@ def tune(
         save_decoding(run_directory.config_file, tuning.best.decoding)
     if as_json:
         content = {**tuning.as_json(), "is_written": is_written}
-        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        tell_json(content)
         return
     tell(_trials(tuning))
     tell(_verdict(tuning))
@@ -185,7 +185,7 @@ def calibrate(
         )
     if as_json:
         content = {name: asdict(each) for name, each in model.reliability.items()}
-        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        tell_json(content)
         return
     rows = [reliability_row(*each) for each in model.reliability.items()]
     tell(table([RELIABILITY_HEAD, *rows], align="<>>>>>"))
