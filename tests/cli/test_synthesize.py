@@ -65,7 +65,8 @@ def test_json_has_all_that_is_printed_and_the_item_for_a_config(call, toy_run, t
     prefix = tmp_path / "new" / "x"
     assert json.loads(result.stdout) == {
         "lines": 5,
-        "pairs": {str(toy_run): 6},
+        "pairs": 6,
+        "by_teacher": {str(toy_run): 6},
         "omitted": [2, 4],
         "record": f"{prefix}.jsonl",
         "train": {
@@ -158,6 +159,7 @@ def test_two_processes_write_what_one_does(toy_run, text, tmp_path, tformer):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["pairs"] == json.loads(one.stdout)["pairs"]
+    for key in ("pairs", "by_teacher"):
+        assert json.loads(done.stdout)[key] == json.loads(one.stdout)[key]
     for end in ("source", "target", "jsonl"):
         assert (tmp_path / f"x.{end}").read_bytes() == (tmp_path / f"y.{end}").read_bytes()

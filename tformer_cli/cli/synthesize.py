@@ -136,7 +136,8 @@ def _print(result: "Synthesis", input_file: Path, as_json: bool) -> None:
     if as_json:
         content = {
             "lines": result.num_lines,
-            "pairs": result.num_pairs,
+            "pairs": sum(result.num_pairs.values()),
+            "by_teacher": result.num_pairs,
             "omitted": result.omitted,
             "record": str(result.record),
             "train": training_item(result.text),
