@@ -15,6 +15,7 @@ from toy import write_languages
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import BeamConfig, SampleConfig
 from tformer_cli.config.schema.fields import annotations, extras
+from tformer_cli.serve.guard import ApiKeys
 from tformer_cli.serve.schema import problems
 from tformer_cli.serve.service import Limits
 from tformer_cli.storage.run_directory import RunDirectory
@@ -481,6 +482,36 @@ def test_the_document_describes_what_is_checked(server):
     for path, operations in document["paths"].items():
         for method in operations:
             assert server.ask(method.upper(), path).status_code not in (404, 405), path
+
+
+def test_the_document_has_each_status_that_is_answered(serve, translator):
+    server = serve(translator, keys=ApiKeys(["key"]), limits=Limits(max_body=100))
+    document = server.ask("GET", "/openapi.json").json()
+    key = {"Authorization": "Bearer key"}
+    json_type = {"Content-Type": "application/json"}
+    for path, operations in document["paths"].items():
+        for method, described in operations.items():
+            requests = [
+                {"headers": {"Host": "elsewhere"}},
+                {"headers": {"Origin": "https://elsewhere"}},
+                {"headers": key},
+                {"headers": key, "json": {}},
+                {"headers": key, "json": {"q": "a", "source": "source", "target": "x"}},
+                {"headers": key, "json": {"text": "a" * 200}},
+                {"headers": {**key, **json_type}, "content": b"{"},
+                {"json": {}},
+                {"headers": key, "json": {"text": "a"}},
+                {"headers": key, "json": {"q": "a", "source": "source", "target": "target"}},
+            ]
+            if method == "get":
+                requests = [*requests[:2], {}]
+            answered = {
+                str(server.ask(method.upper(), path, **request).status_code) for request in requests
+            }
+            statuses = described["responses"].keys()
+            assert answered <= statuses
+            # What takes a broken model, a slow one or a slow client is not asked for here.
+            assert statuses - answered <= {"408", "500", "503", "504"}
 
 
 def test_the_page_takes_nothing_from_elsewhere(server):

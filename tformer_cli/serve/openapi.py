@@ -11,18 +11,21 @@ from tformer_cli.serve.service import Limits
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}
+GUARDED = {
+    "403": "The page is one of another site.",
+    "421": "The host name is not one of this server.",
+}
 ERRORS = {
     "400": "The body is not valid.",
     "401": "An API key is required.",
-    "403": "The page is one of another site.",
     "408": "The body has not arrived in time.",
     "413": "The body is too large.",
     "415": "The body is of another media type.",
-    "421": "The host name is not one of this server.",
     "422": "Fields break rules.",
     "500": "The translation has failed.",
     "503": "The queue is full; Retry-After says when to repeat the request.",
     "504": "The translation is not done in time.",
+    **GUARDED,
 }
 
 
@@ -36,6 +39,10 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
         [JSON, FORM],
         libretranslate_schema(limits),
     )
+    # LibreTranslate has one status for all that is wrong with a body.
+    other["responses"]["400"] = other["responses"].pop("422") | {
+        "description": "The body is not valid, or fields break rules."
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "tformer", "version": __version__},
@@ -65,12 +72,13 @@ def operation(
     responses: dict[str, Any] = {
         "200": {"description": "Done.", "content": {answer: {"schema": result}}}
     }
-    if body is None or media_types is None:
-        return {"summary": summary, "responses": responses}
     error = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses |= {
-        status: {"description": words, "content": error} for status, words in ERRORS.items()
+        status: {"description": words, "content": error}
+        for status, words in (GUARDED if body is None else ERRORS).items()
     }
+    if body is None or media_types is None:
+        return {"summary": summary, "responses": responses}
     content = {media_type: {"schema": body} for media_type in media_types}
     return {
         "summary": summary,
