@@ -2,6 +2,7 @@
 
 import pytest
 
+from tformer_cli.serve.service import Limits
 from tformer_cli.translate.options import SearchOptions
 
 LANGUAGES = {"source": "source", "target": "target"}
@@ -29,6 +30,17 @@ def test_a_form_may_have_characters_as_they_are(server, translator):
     assert answer.json() == {"translatedText": translator.translate(["ab \u00fc"])[0]}
     answer = server.ask("POST", "/translate", content=body[:6], headers=form)
     assert answer.json()["error"].startswith("body: is not a valid form")
+
+
+def test_a_form_has_as_many_fields_as_texts_and_some_others(serve, translator):
+    server = serve(translator, limits=Limits(max_texts=3))
+    for count, others, status in ((3, 98, 200), (4, 0, 400), (3, 99, 400)):
+        fields = {"q": ["ab"] * count, "x": ["y"] * others, **LANGUAGES}
+        answer = server.ask("POST", "/translate", data=fields)
+        assert answer.status_code == status
+    assert answer.json()["error"].startswith("body: is not a valid form (Max number of fields")
+    further = dict.fromkeys(map(str, range(200)))
+    assert server.post("/translate", q="ab", **LANGUAGES, **further).status_code == 200
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -13,21 +13,24 @@ JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 
 
-async def read_fields(request: Request, max_bytes: int, *, accepts_forms: bool) -> dict[str, Any]:
+async def read_fields(
+    request: Request, max_bytes: int, *, max_form_fields: int | None
+) -> dict[str, Any]:
     """Return the fields of a body by their names.
 
-    In a form all values are texts; of a name that is repeated the values are a list.
+    In a form all values are texts; of a name that is repeated the values are a list. A form takes
+    many times as long to read as JSON, so it may have `max_form_fields` fields; None takes no form.
 
     Raises:
         Refusal: the body is too large, of another media type, or not what its type says.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    accepted = (JSON, FORM) if accepts_forms else (JSON,)
+    accepted = (JSON,) if max_form_fields is None else (JSON, FORM)
     if media_type not in accepted:
         what = f"must be {' or '.join(accepted)}"
         raise UnknownMediaType("Content-Type", what, got=media_type or None)
     body = await _read(request, max_bytes)
-    return _json_object(body) if media_type == JSON else _form(body)
+    return _json_object(body) if media_type == JSON else _form(body, max_form_fields)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -64,9 +67,11 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no value of JSON")
 
 
-def _form(body: bytes) -> dict[str, Any]:
+def _form(body: bytes, max_fields: int | None) -> dict[str, Any]:
     try:
-        fields = parse_qs(body.decode(), keep_blank_values=True, errors="strict")
+        fields = parse_qs(
+            body.decode(), keep_blank_values=True, errors="strict", max_num_fields=max_fields
+        )
     except ValueError as error:
         raise Refusal("body", "is not a valid form", got=str(error)) from None
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}

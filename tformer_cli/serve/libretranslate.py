@@ -20,6 +20,9 @@ from tformer_cli.translate.options import SearchOptions
 from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.preprocess import InputLine
 
+# Fields of a form beside its texts: clients may send further ones.
+MAX_OTHER_FIELDS = 100
+
 _LINE_END = re.compile(r"(\r\n?|\n)")  # browsers send forms with CRLF
 
 
@@ -62,7 +65,8 @@ class LibreTranslateApi:
             return refusal_answer(error, {422: 400}.get(status_of(error)))
 
     async def _translated(self, request: Request) -> dict[str, Any]:
-        fields, deadline = await self.service.read(request, accepts_forms=True)
+        most = self.service.limits.max_texts + MAX_OTHER_FIELDS
+        fields, deadline = await self.service.read(request, max_form_fields=most)
         self.service.keys.check(request.headers, fields.get("api_key"))
         self._check(fields)
         queue, direction = self.service.queue(None, fields["source"], fields["target"])

@@ -112,7 +112,7 @@ class Service:
             raise Unprocessable(problems)
 
     async def read(
-        self, request: Request, *, accepts_forms: bool = False
+        self, request: Request, *, max_form_fields: int | None = None
     ) -> tuple[dict[str, Any], float]:
         """Return the fields of a body, and the deadline of their answer.
 
@@ -123,7 +123,7 @@ class Service:
         try:
             async with asyncio.timeout_at(deadline):
                 fields = await read_fields(
-                    request, self.limits.max_body, accepts_forms=accepts_forms
+                    request, self.limits.max_body, max_form_fields=max_form_fields
                 )
         except TimeoutError:
             what = "has not arrived in time"
