@@ -115,6 +115,22 @@ def test_a_large_body_in_chunks_has_no_head():
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
 
+@pytest.mark.parametrize("end", [b"\r\n", UPGRADE], ids=["httptools", "h11"])
+def test_a_malformed_head_is_answered_and_nothing_fails(end):
+    """Also behind httptools, where no request has come before."""
+
+    async def ask():
+        failures = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+        async with connection() as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost : x\r\n" + end)
+            return await reader.read(), failures
+
+    answer, failures = asyncio.run(ask())
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert failures == []
+
+
 @pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\n", POST + b"\r\n" + BODY + b"GET"])
 def test_a_slow_head_is_waited_for_no_longer(monkeypatch, before):
     monkeypatch.setattr("tformer_cli.serve.protocol.HEAD_SECONDS", 0.1)

@@ -55,7 +55,9 @@ class LimitedH11Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse the next bytes."""
         super().data_received(data)
-        if self.cycle.response_complete:
+        # None before the first head, whatever uvicorn declares.
+        cycle: object | None = self.cycle
+        if cycle is None or self.cycle.response_complete:
             self._timer.start()
         else:
             self._timer.stop()
