@@ -138,3 +138,197 @@ def test_lines_are_translated_one_by_one(begin, translator, browser):
     assert page.locator("#source").input_value() == "\n".join(lines)
     assert [one["text"] for one in asked] == [["ab c", "fg a", "c de"], ["ab c"], ["b"]]
     assert [one.get("prefixes") for one in asked] == [None, [word], None]
+
+
+# Requests wait while `held` is true.
+HOLD = """
+const send = window.fetch;
+window.held = false;
+window.fetch = async (...request) => {
+  while (window.held) await new Promise((resume) => setTimeout(resume, 10));
+  return send(...request);
+};
+"""
+FOCUSED = "document.activeElement"
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open a page, and hold its script to have no fault."""
+    mistakes = []
+
+    def open_page(url: str, **settings: object):
+        page = browser.new_page(**settings)
+        page.on("pageerror", lambda error: mistakes.append(str(error)))
+        page.add_init_script(HOLD)
+        page.goto(url)
+        return page
+
+    yield open_page
+    assert mistakes == []
+
+
+def type_and_wait(page, text: str):
+    """Type a text; return the words of its translation."""
+    page.fill("#source", text)
+    words = page.locator("#target:not([aria-busy]) .unit")
+    words.first.wait_for()
+    return words
+
+
+@pytest.mark.slow
+def test_the_focus_goes_where_it_is_sent_from_an_open_word(begin, open_page):
+    _, url = begin()
+    page = open_page(url)
+    words = type_and_wait(page, "fg ab c")
+    before = page.locator("#target").text_content()
+    words.first.click()
+    page.locator("#source").click()
+    assert page.evaluate(f"{FOCUSED}.id") == "source"
+    words.first.click()
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{FOCUSED}.parentElement.parentElement.id") == "alternatives"
+    words.first.click()
+    page.keyboard.press("Escape")
+    assert page.evaluate(f"{FOCUSED}.textContent") == words.first.text_content()
+    assert page.locator("#target").text_content() == before
+
+
+@pytest.mark.slow
+def test_no_word_of_a_line_is_changed_while_the_line_is_translated(begin, translator, open_page):
+    _, url = begin()
+    page = open_page(url)
+    words = type_and_wait(page, "fg ab c")
+    page.evaluate("held = true")
+    word = "G" if words.first.text_content() != "G" else "F"
+    words.first.click()
+    page.keyboard.type(word)
+    page.keyboard.press("Enter")
+    page.locator("#target .unit").last.click()
+    assert page.locator("#target input").count() <= 1
+    page.keyboard.press("Escape")
+    page.evaluate("held = false")
+    page.locator(".kept").first.wait_for()
+    (completed,) = translator.translate(["fg ab c"], prefixes=[word])
+    assert page.locator("#target").text_content() == completed
+
+
+@pytest.mark.slow
+def test_a_right_key_takes_the_focus_to_the_text(begin, open_page, tmp_path):
+    (tmp_path / "keys").write_text("the key\n")
+    _, url = begin("--api-keys", str(tmp_path / "keys"))
+    page = open_page(url)
+    page.keyboard.type("fg")
+    key = page.locator("#key")
+    key.wait_for()
+    key.focus()
+    page.keyboard.type("another")
+    page.keyboard.press("Enter")
+    page.get_by_text("is not valid").wait_for()
+    assert page.evaluate(f"{FOCUSED}.id") == "key"
+    key.fill("the key")
+    page.keyboard.press("Enter")
+    page.locator("#target .unit").first.wait_for()
+    assert page.evaluate(f"{FOCUSED}.id") == "source"
+
+
+@pytest.mark.slow
+def test_a_long_name_of_a_run_fits_a_phone(begin, open_page):
+    _, url = begin()
+    page = open_page(url, viewport={"width": 320, "height": 600})
+    page.locator("option").evaluate("option => { option.text = 'a-run'.repeat(40); }")
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
+
+
+DRAFT = 'event: draft\ndata: {"index": 0, "text": "B"}\n\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda route: route.abort(),
+        lambda route: route.fulfill(body=DRAFT, content_type="text/event-stream"),
+        lambda route: route.fulfill(status=502, body="<html>Bad gateway</html>"),
+    ],
+)
+def test_a_server_that_stops_leaves_a_draft_and_says_so(begin, translator, open_page, answer):
+    _, url = begin()
+    page = open_page(url)
+    words = type_and_wait(page, "fg ab c")
+    page.route("**/api/translate", answer)
+    word = "G" if words.first.text_content() != "G" else "F"
+    words.first.click()
+    page.keyboard.type(word)
+    page.keyboard.press("Enter")
+    status = page.get_by_text("The server does not answer; is it running?")
+    status.wait_for()
+    assert page.locator("#target input").count() == 0
+    assert page.locator("#target .draft").count() == 1
+    # What is typed next asks anew.
+    page.unroute("**/api/translate")
+    (expected,) = translator.translate(["fg ab"])
+    page.fill("#source", "fg ab")
+    page.wait_for_function(
+        "text => document.querySelector('#target').textContent === text", arg=expected
+    )
+    page.locator("#target:not([aria-busy])").wait_for()
+    assert page.locator("#target .draft").count() == status.count() == 0
+
+
+@pytest.mark.slow
+def test_models_are_asked_for_again_by_what_is_typed(begin, translator, open_page):
+    _, url = begin()
+    page = open_page("about:blank")
+    page.route("**/api/models", lambda route: route.abort())
+    page.goto(url)
+    page.get_by_text("The server does not answer; is it running?").wait_for()
+    page.unroute("**/api/models")
+    type_and_wait(page, "fg ab")
+    assert page.locator("#target").text_content() == translator.translate(["fg ab"])[0]
+
+
+@pytest.mark.slow
+def test_a_screen_reader_hears_the_line_at_hand_once(begin, translator, open_page):
+    _, url = begin()
+    page = open_page(url)
+    page.evaluate(
+        """() => {
+          window.heard = [];
+          const listen = () => heard.push(announcement.textContent);
+          const announcement = document.querySelector("#announcement[role=status]");
+          new MutationObserver(listen).observe(announcement, { childList: true });
+        }"""
+    )
+    lines = ["ab c", "fg a", "c de"]
+    page.locator("#source").focus()
+    page.keyboard.insert_text("\n".join(lines))
+    page.locator("#target:not([aria-busy]) .unit").first.wait_for()
+    expected = translator.translate(lines)
+    assert page.evaluate("heard") == expected[-1:]
+    assert page.locator("#announcement").bounding_box()["width"] <= 1
+
+
+@pytest.mark.slow
+def test_a_word_is_found_among_those_of_its_line_alone(begin, open_page):
+    _, url = begin()
+    page = open_page(url, viewport={"width": 1200, "height": 2000})
+    type_and_wait(page, "\n".join(["ab c de"] * 20 + ["fg a b"]))
+    box = page.locator("#mirror .unit").last.bounding_box()
+    page.evaluate(
+        """() => {
+          const measure = Element.prototype.getClientRects;
+          window.measured = 0;
+          Element.prototype.getClientRects = function () {
+            window.measured += 1;
+            return measure.call(this);
+          };
+        }"""
+    )
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    lit = page.locator("#mirror .word")
+    assert lit.all_text_contents() == ["b"]
+    assert 0 < page.evaluate("measured") <= 3
+    page.locator("#target .unit").first.hover()
+    assert lit.count() == 0
+    assert page.locator(".word").count() == 1

@@ -4,6 +4,7 @@ import { direction, languageName, languageTag } from "./language.js";
 
 const PAUSE = 300; // milliseconds without a key before a text is translated
 const MAX_SHOWN = 5; // translations, unless the server has a lower limit
+const SILENT = "The server does not answer; is it running?";
 
 const element = Object.fromEntries(
   [...document.querySelectorAll("[id]")].map((part) => [part.id, part]),
@@ -37,13 +38,13 @@ function choose() {
   element["source-language"].textContent = languageName(from);
   element["target-language"].textContent = languageName(to);
   setLanguage([source, mirror], from);
-  setLanguage([target, element.alternatives], to);
+  setLanguage([target, element.alternatives, element.announcement], to);
   lines = [];
   translate();
 }
 
 async function loadModels() {
-  const listed = await (await fetch("api/models")).json();
+  const listed = await (await fetch("api/models").catch(failSilent)).json();
   models = listed.models;
   maxShown = Math.min(MAX_SHOWN, listed.max_candidates);
   maxLines = listed.max_texts;
@@ -54,6 +55,10 @@ async function loadModels() {
   );
   element.model.disabled = models.length === 1;
   choose();
+}
+
+function begin() {
+  loadModels().catch((error) => tell(error.message, true));
 }
 
 // ---------------------------------------------------------------------------------------- lines
@@ -98,6 +103,7 @@ async function translate() {
   const asked = lines.filter((line) => line.text.trim() && !line.answer);
   target.removeAttribute("aria-busy");
   if (!asked.length) return;
+  element.announcement.textContent = "";
   for (const line of asked) line.target.classList.add("draft");
   target.setAttribute("aria-busy", "true");
   try {
@@ -108,7 +114,6 @@ async function translate() {
     if (signal.aborted) return;
     tell(error.message, true);
   }
-  for (const line of asked) line.target.classList.remove("draft");
   target.removeAttribute("aria-busy");
 }
 
@@ -119,6 +124,7 @@ async function request(asked, signal) {
     else if (name === "error") throw new Error(content.error);
     else content.texts.forEach((answer, index) => show(asked[index], answer));
   }
+  if (asked.some((line) => !line.answer)) throw new Error(SILENT);
 }
 
 function fieldsOf(asked) {
@@ -139,16 +145,19 @@ async function* events(fields, signal) {
   if (key) headers.Authorization = `Bearer ${bytes}`;
   const response = await fetch("api/translate", {
     method: "POST", headers, body: JSON.stringify(fields), signal,
-  });
+  }).catch(failSilent);
   if (!response.ok) {
     element.login.hidden &&= response.status !== 401;
-    throw new Error((await response.json()).error);
+    // A proxy in front of the server answers in words of its own.
+    const { error } = await response.json().catch(() => ({}));
+    throw new Error(error ?? `${SILENT} (${response.status})`);
   }
+  if (element.login.contains(document.activeElement)) source.focus();
   element.login.hidden = true;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(failSilent);
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -157,6 +166,11 @@ async function* events(fields, signal) {
       yield [name.slice("event: ".length), JSON.parse(data.slice("data: ".length))];
     }
   }
+}
+
+/** Say so in the same words in all browsers. */
+function failSilent() {
+  throw new Error(SILENT);
 }
 
 function tell(words, isError = false) {
@@ -168,7 +182,10 @@ function tell(words, isError = false) {
 
 function show(line, answer) {
   line.answer = answer;
+  line.target.classList.remove("draft");
   showTranslation(line, answer.translations[0]);
+  // A screen reader speaks the line at hand, once it is whole.
+  if (line === current) element.announcement.textContent = line.shown.text;
 }
 
 function showTranslation(line, translation) {
@@ -182,7 +199,7 @@ function showTranslation(line, translation) {
     unit.classList.toggle("kept", Number(unit.dataset.start) < kept);
   }
   // One word of the translation is reached by Tab, the others by arrows.
-  const [first] = units(target);
+  const first = target.querySelector(".unit");
   if (first && !target.querySelector("[tabindex='0']")) first.tabIndex = 0;
   if (line === current) attend(line);
 }
@@ -259,7 +276,8 @@ function units(sheet) {
 
 /** Light up a word and its partners on the other sheet; without a word, none. */
 function light(unit) {
-  for (const part of [...units(mirror), ...units(target)]) part.classList.remove("word", "partner");
+  const lit = document.querySelectorAll(".unit.word, .unit.partner");
+  for (const part of lit) part.classList.remove("word", "partner");
   if (!unit) return;
   const line = lineOf(unit);
   const [own, other] = line.source.contains(unit) ? [0, line.target] : [1, line.source];
@@ -274,10 +292,13 @@ function light(unit) {
 }
 
 function unitAt(event) {
-  return units(mirror).find((unit) => [...unit.getClientRects()].some((box) => {
+  const isAt = (box) => {
     return box.left <= event.clientX && event.clientX <= box.right
       && box.top <= event.clientY && event.clientY <= box.bottom;
-  }));
+  };
+  // Of the line at the pointer alone: a text may have thousands of words.
+  const line = lines.find(({ source: part }) => isAt(part.getBoundingClientRect()));
+  return line && units(line.source).find((unit) => [...unit.getClientRects()].some(isAt));
 }
 
 function unitAtCaret() {
@@ -306,6 +327,7 @@ for (const name of ["mouseleave", "focusout"]) target.addEventListener(name, () 
 /** Let a word be typed anew; what stands before it stays, what follows is completed. */
 function change(unit) {
   const line = lineOf(unit);
+  if (!line.shown) return; // Another translation of it is on its way.
   attend(line);
   const input = document.createElement("input");
   const word = unit.textContent;
@@ -319,14 +341,15 @@ function change(unit) {
   const end = (isDone) => {
     if (!isOpen) return;
     isOpen = false;
+    const hasFocus = document.activeElement === input;
     const start = [...line.shown.text].slice(0, Number(unit.dataset.start)).join("");
     if (isDone && input.value.trim() && input.value !== word) {
-      Object.assign(line, { prefix: start + input.value.trim(), answer: undefined, shown: undefined });
-      translate().then(() => focusAfterKept(line));
-    } else {
-      input.replaceWith(unit);
-      unit.focus();
+      unit.textContent = input.value.trim();
+      Object.assign(line, { prefix: start + unit.textContent, answer: undefined, shown: undefined });
     }
+    input.replaceWith(unit);
+    if (hasFocus) unit.focus();
+    if (!line.shown) translate().then(() => focusAfterKept(line));
   };
   input.addEventListener("keydown", (event) => {
     if (event.isComposing) return;
@@ -381,7 +404,7 @@ source.addEventListener("input", () => {
   grow();
   mirror.replaceChildren();
   clearTimeout(timer);
-  timer = setTimeout(translate, PAUSE);
+  timer = setTimeout(models.length ? translate : begin, PAUSE);
 });
 addEventListener("resize", grow);
 element.model.addEventListener("change", choose);
@@ -391,4 +414,4 @@ element.login.addEventListener("submit", (event) => {
   translate();
 });
 
-loadModels().catch((error) => tell(error.message, true));
+begin();
