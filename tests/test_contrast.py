@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 # Text and what lies behind it, by the names of colors.
 PAGES = {
     "tformer_cli/serve/static/page.css": (("ink", "quiet", "accent"), ("paper", "sheet")),
-    "tformer_cli/plotting/templates/report.css": (("ink", "soft", "a", "b"), ("page",)),
+    "tformer_cli/plotting/templates/report.css": (("ink", "soft", "a", "b"), ("page", "card")),
 }
 
 

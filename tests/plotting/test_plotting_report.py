@@ -1,5 +1,7 @@
 """Pages of reports, parsed: nothing comes from elsewhere, texts stay texts, sizes are bounded."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,16 @@ from pages import Reader
 from tformer_cli.plotting import report
 from tformer_cli.plotting.curves import History
 from tformer_cli.plotting.page import PAGE_TEMPLATES
-from tformer_cli.plotting.report import Page, SentenceList, learning_curves, render, save_page
+from tformer_cli.plotting.report import (
+    Breakdown,
+    BucketScores,
+    Page,
+    SentenceList,
+    Table,
+    learning_curves,
+    render,
+    save_page,
+)
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -119,3 +130,101 @@ def test_curves_have_few_points_and_the_last_one(tmp_path, num_points):
     assert curve == sorted(set(curve) & set(points))
     assert curve[-1] == points[-1]
     assert min(num_points, 250) <= len(curve) <= 500
+
+
+@pytest.fixture
+def open_page(browser, tmp_path):
+    """Open a page, and hold its script to have no fault."""
+    mistakes = []
+
+    def open_page(content: Page, **settings: object):
+        file = tmp_path / "page.html"
+        save_page(content, file)
+        opened = browser.new_page(**settings)
+        opened.on("pageerror", lambda error: mistakes.append(str(error)))
+        opened.on("console", lambda message: mistakes.append(message.text))
+        opened.goto(file.as_uri())
+        return opened
+
+    yield open_page
+    assert mistakes == []
+
+
+SCORES = Table("Scores", "", ["", *"abcdefgh"], [["BLEU", *["0.123456789"] * 8]])
+
+
+@pytest.mark.slow
+def test_arrows_turn_the_pages_of_sentences_where_nothing_else_wants_them(open_page):
+    opened = open_page(
+        replace(page(["a"] * 50), tables=[SCORES]), viewport={"width": 360, "height": 600}
+    )
+    position = opened.locator("output")
+    opened.keyboard.press("ArrowRight")
+    assert position.text_content() == "21–40 of 50"
+    opened.keyboard.press("Shift+ArrowLeft")
+    assert position.text_content() == "21–40 of 50"
+    table = opened.locator(".scroll")
+    table.focus()
+    opened.keyboard.press("ArrowRight")
+    opened.wait_for_function("document.querySelector('.scroll').scrollLeft > 0")
+    assert position.text_content() == "21–40 of 50"
+
+
+@pytest.mark.slow
+def test_the_focus_stays_at_the_first_and_at_the_last_page(open_page):
+    opened = open_page(page(["a"] * 30))
+    focused = "document.activeElement.textContent"
+    opened.get_by_role("button", name="Next").focus()
+    opened.keyboard.press("Enter")
+    assert opened.evaluate(focused) == "Back"
+    opened.keyboard.press("Enter")
+    assert opened.evaluate(focused) == "Next"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [1, 12_000, 1_000_000])
+def test_the_labels_of_axes_are_whole_and_differ(open_page, tmp_path, last):
+    history = History(tmp_path, {"valid_loss": [(last, 0.0004)]})
+    opened = open_page(replace(page(["a"]), charts=learning_curves(history)))
+    chart = opened.locator(".charts svg").bounding_box()
+    labels = opened.locator(".charts text")
+    texts = labels.all_text_contents()
+    steps = [float(text.replace(",", "")) for text in texts if text.replace(",", "").isdigit()]
+    # Both axes begin at 0.
+    assert len(set(texts)) == len(texts) - 1
+    assert steps[-1] == last
+    assert "0.2" not in texts
+    for label in labels.all():
+        box = label.bounding_box()
+        assert chart["x"] <= box["x"] <= box["x"] + box["width"] <= chart["x"] + chart["width"]
+
+
+@pytest.mark.slow
+def test_bars_fit_a_page_that_has_room_for_them(open_page):
+    score = (50.0, 40.0, 60.0)
+    buckets = [BucketScores("100 to 999", 1000, {"BLEU": [score], "chrF2": [score]})]
+    opened = open_page(
+        replace(page(["a"]), breakdowns=[Breakdown("Length", "", buckets)]),
+        viewport={"width": 700, "height": 600},
+    )
+    room, width = opened.locator(".scroll").evaluate("part => [part.clientWidth, part.scrollWidth]")
+    assert width == room
+    # All bars have the same scale.
+    first, second = (bar.bounding_box()["width"] for bar in opened.locator(".meter svg").all())
+    assert abs(first - second) < 1
+
+
+@pytest.mark.slow
+def test_what_has_the_focus_has_a_name(open_page):
+    opened = open_page(replace(page(["a"]), tables=[SCORES]))
+    opened.get_by_role("group", name="Scores").focus()
+    assert opened.evaluate("document.activeElement.className") == "scroll"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_hint_stands_out_as_a_note_does(open_page, mode):
+    opened = open_page(page(["a"]), color_scheme=mode)
+    hint = "getComputedStyle(document.querySelector('input'), '::placeholder').color"
+    note = "getComputedStyle(document.querySelector('.note')).color"
+    assert opened.evaluate(hint) == opened.evaluate(note)

@@ -38,9 +38,10 @@ function showFacts() {
   }
 }
 
-function headed(parent, head, className = "") {
+function headed(parent, title, head, className = "") {
   // Arrow keys scroll a wide table that has the focus.
-  const scroll = make("div", parent, { className: "scroll", tabIndex: 0 });
+  const scroll = make("div", parent, { className: "scroll", tabIndex: 0, role: "group" });
+  scroll.setAttribute("aria-label", title);
   const table = make("table", scroll, { className });
   const row = make("tr", make("thead", table));
   head.forEach((text) => make("th", row, { textContent: text, scope: "col" }));
@@ -48,7 +49,7 @@ function headed(parent, head, className = "") {
 }
 
 function showTable(table) {
-  const body = headed(section(table.title, table.note), table.head);
+  const body = headed(section(table.title, table.note), table.title, table.head);
   table.rows.forEach(([name, ...cells]) => {
     const row = make("tr", body);
     make("th", row, { textContent: name, scope: "row" });
@@ -72,15 +73,15 @@ function ticks(highest, count) {
   return Array.from({ length: Math.floor(highest / step) + 1 }, (_, i) => i * step);
 }
 
-const short = (number) => Number(number.toPrecision(3)).toLocaleString("en");
+const short = (number) => number.toLocaleString("en", { maximumSignificantDigits: 3 });
 
 function showChart(parent, chart) {
   const names = Object.keys(chart.curves);
   const points = Object.values(chart.curves).flat();
-  const [width, height, left, bottom] = [440, 210, 44, 24];
+  const [width, height, left, right, bottom] = [440, 210, 48, 32, 24];
   const highest = (axis) => points.reduce((high, point) => Math.max(high, point[axis]), 0) || 1;
   const [lastX, lastY] = [highest(0), highest(1) * 1.04];
-  const x = (value) => left + (width - left - 12) * value / lastX;
+  const x = (value) => left + (width - left - right) * value / lastX;
   const y = (value) => 8 + (height - bottom - 8) * (1 - value / lastY);
   const figure = make("div", parent);
   make("h3", figure, { textContent: chart.title });
@@ -89,11 +90,11 @@ function showChart(parent, chart) {
   const ends = names.map((name) => `${name}: ${short(chart.curves[name].at(-1)[1])}`).join(", ");
   picture.setAttribute("aria-label", `${chart.title} by step; at the end ${ends}`);
   ticks(lastY, 5).forEach((value) => {
-    draw("line", picture, { x1: left, x2: width - 12, y1: y(value), y2: y(value) });
+    draw("line", picture, { x1: left, x2: width - right, y1: y(value), y2: y(value) });
     draw("text", picture, { x: left - 6, y: y(value) + 4, "text-anchor": "end" })
       .textContent = short(value);
   });
-  ticks(lastX, 6).forEach((value) => {
+  ticks(lastX, 6).filter(Number.isInteger).forEach((value) => {
     draw("text", picture, { x: x(value), y: height - 8, "text-anchor": "middle" })
       .textContent = value.toLocaleString("en");
   });
@@ -125,7 +126,7 @@ function showBreakdown(breakdown) {
   const element = section(breakdown.title, breakdown.note);
   if (isPair) key(element, content.systems.map((name, i) => `${LETTERS[i]} ${name}`));
   const metrics = Object.keys(breakdown.buckets[0].scores);
-  const body = headed(element, ["", "sentences", ...metrics], "wide");
+  const body = headed(element, breakdown.title, ["", "sentences", ...metrics], "wide");
   const heads = [...body.parentElement.querySelectorAll("thead th")].slice(2);
   heads.forEach((head) => head.classList.add("meter"));
   breakdown.buckets.forEach((bucket) => {
@@ -225,7 +226,10 @@ function showSentences() {
 
   function turn(distance) {
     if (distance < 0 ? back.disabled : next.disabled) return;
+    const pressed = document.activeElement;
     show(start + distance * PAGE_SIZE);
+    // The last button that could be pressed keeps no focus.
+    if (pressed.disabled) (pressed === next ? back : next).focus();
     tools.scrollIntoView({ block: "nearest" });
   }
 
@@ -241,6 +245,8 @@ function showSentences() {
   document.addEventListener("keydown", (event) => {
     if (event.target === search || event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.key === "/") { event.preventDefault(); search.focus(); }
+    // Arrow keys have their own use where something scrolls, and for a selection.
+    if (event.shiftKey || event.target.closest(".scroll, #sections")) return;
     if (event.key === "ArrowLeft") turn(-1);
     if (event.key === "ArrowRight") turn(1);
   });
