@@ -457,3 +457,41 @@ def test_labels_are_all_tokens_that_are_shown():
 def test_a_title_names_the_stacks_of_a_table():
     assert table_title(BIAS) == "Attention bias by distance of the decoder"
     assert table_title(TURNS) == "Rotary embedding of the encoder and the decoder"
+
+
+@pytest.mark.slow
+def test_the_maps_of_many_heads_scroll_on_a_phone(browser, tmp_path):
+    file = tmp_path / "heatmap.html"
+    save_heatmap(sentence(maps(["a"], ["b"], num_heads=16)), file)
+    page = browser.new_page(viewport={"width": 320, "height": 600})
+    page.goto(file.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
+    page.locator(".heads button").last.focus()
+    box = page.locator(".heads button").last.bounding_box()
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= 320
+
+
+@pytest.mark.slow
+def test_each_line_of_a_page_has_a_style_of_its_own_beside_its_name(browser, tmp_path):
+    file = tmp_path / "heatmap.html"
+    heads = list(range(1, len(COLORS) * len(DASHES) + 1))
+    bias = table("bias", ["encoder"], heads, [0, 1], [[0.0, float(-head)] for head in heads])
+    save_heatmap(sentence(maps(["a"], ["b"]), tables=(bias,)), file)
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    page.locator("nav button").last.click()
+    styles = [
+        page.locator(f"main {kind}").evaluate_all(
+            "lines => lines.map((line) => { const style = getComputedStyle(line);"
+            " return style.stroke + style.strokeDasharray; })"
+        )
+        for kind in ("path", ".legend line")
+    ]
+    assert styles[0] == styles[1]
+    assert len(set(styles[0])) == len(heads)
+    names = page.locator(".legend span")
+    assert names.all_text_contents() == [f"head {head}" for head in heads]
+    # Names are as legible as all text.
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    assert names.first.evaluate("name => getComputedStyle(name).color") == ink
+    page.get_by_role("img", name="Attention bias by distance of the encoder").wait_for()

@@ -187,6 +187,22 @@ function showValues(table) {
   onArrow(canvas, () => chosen, numRows, numColumns, read);
 }
 
+function draw(name, parent, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  parent.append(element);
+  return element;
+}
+
+// After the last color they repeat dashed, then dotted.
+function lineStyle(index) {
+  const repeats = Math.floor(index / content.colors.length);
+  return {
+    stroke: content.colors[index % content.colors.length],
+    "stroke-dasharray": ["none", "6 3", "1.5 2.5"][repeats % 3],
+  };
+}
+
 function showBias(table) {
   const finite = table.values.flat().filter((value) => value !== null);
   // Not Math.min(...finite): a function takes no more than some ten thousand arguments.
@@ -194,23 +210,20 @@ function showBias(table) {
   const [first, last] = [table.columns[0], table.columns[table.columns.length - 1]];
   const x = (distance) => 100 * (distance - first) / (last - first || 1);
   const y = (value) => high === low ? 50 : 2 + 96 * (high - value) / (high - low);
-  const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  picture.setAttribute("viewBox", "0 0 100 100");
-  picture.setAttribute("preserveAspectRatio", "none");
-  view.append(picture);
+  const picture = draw("svg", view, { viewBox: "0 0 100 100", preserveAspectRatio: "none",
+    role: "img", "aria-label": table.title });
   const legend = make("p", view, { className: "legend" });
   table.values.forEach((values, i) => {
-    const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    line.setAttribute("d", values.map((value, j) => value === null ? "" :
-      `${j && values[j - 1] !== null ? "L" : "M"}${x(table.columns[j])} ${y(value)}`).join(""));
-    const color = content.colors[i % content.colors.length];
+    const d = values.map((value, j) => value === null ? "" :
+      `${j && values[j - 1] !== null ? "L" : "M"}${x(table.columns[j])} ${y(value)}`).join("");
+    const line = draw("path", picture, { d, ...lineStyle(i) });
     const name = table.rows.length ? `head ${table.rows[i]}` : "all heads";
-    line.setAttribute("stroke", color);
     // A browser shows the title of the line below the pointer.
-    line.append(document.createElementNS("http://www.w3.org/2000/svg", "title"));
-    line.firstChild.textContent = name;
-    picture.append(line);
-    make("span", legend, { textContent: name }).style.color = color;
+    draw("title", line, {}).textContent = name;
+    const item = make("span", legend);
+    const sample = draw("svg", item, { "aria-hidden": "true" });
+    draw("line", sample, { x1: "0", x2: "100%", y1: "50%", y2: "50%", ...lineStyle(i) });
+    item.append(name);
   });
   make("p", view, { className: "note", textContent:
     `from ${first} to ${last} tokens from the query to the key; ` +
