@@ -156,7 +156,9 @@ SCORES = Table("Scores", "", ["", *"abcdefgh"], [["BLEU", *["0.123456789"] * 8]]
 @pytest.mark.slow
 def test_arrows_turn_the_pages_of_sentences_where_nothing_else_wants_them(open_page):
     opened = open_page(
-        replace(page(["a"] * 50), tables=[SCORES]), viewport={"width": 360, "height": 600}
+        replace(page(["a"] * 50), tables=[SCORES]),
+        viewport={"width": 360, "height": 600},
+        bypass_csp=True,  # to wait for what scrolls, playwright needs the eval that a page forbids
     )
     position = opened.locator("output")
     opened.keyboard.press("ArrowRight")
