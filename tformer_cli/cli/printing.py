@@ -1,6 +1,5 @@
 """What a command prints for a person: lines, warnings, progress, tables and the next command."""
 
-import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ import typer
 from tformer_cli.cli.options import OF_ARGUMENTS, in_options, with_options
 from tformer_cli.cli.options import message as text_of
 from tformer_cli.errors import Problem, printable
+from tformer_cli.storage.atomic import json_bytes
 from tformer_cli.terminal import colored
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def tell(text: str) -> None:
 
 def tell_json(content: object, *, indent: int | None = 2) -> None:
     """Print a JSON object on stdout, in UTF-8 whatever the locale and the names of files have."""
-    text = json.dumps(content, ensure_ascii=False, indent=indent)
-    # A surrogate, which stands for another byte, is escaped as in JSON.
-    typer.echo(text.encode(errors="backslashreplace"))
+    typer.echo(json_bytes(content, indent=indent))
 
 
 def tell_stderr(text: str) -> None:

@@ -16,20 +16,20 @@ def filled_page(name: str, content: object, **texts: str) -> str:
     """Return the HTML of a page, which needs no other file.
 
     Args:
-        name: that of its template, style and script.
+        name: that of its template, its style and its script, which page.js comes before.
         content: JSON values that the script draws.
         texts: what else the template names; plain text.
     """
-    template, style, script = (
-        (PAGE_TEMPLATES / f"{name}.{suffix}").read_text(encoding="utf-8")
-        for suffix in ("html", "css", "js")
+    files = f"{name}.html", f"{name}.css", "page.js", f"{name}.js"
+    template, style, shared, script = (
+        (PAGE_TEMPLATES / file).read_text(encoding="utf-8") for file in files
     )
     return Template(template).substitute(
         {key: html.escape(text) for key, text in texts.items()},
         policy=POLICY,
         style=style,
         content=page_json(content),
-        script=script,
+        script=shared + script,
     )
 
 

@@ -163,10 +163,15 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file in UTF-8 atomically; the names of files need not be UTF-8."""
-    text = json.dumps(content, ensure_ascii=False, indent=2, default=_plain_number) + "\n"
     with atomic_write(path) as temporary:
-        # A surrogate, which stands for another byte, is escaped as in JSON.
-        temporary.write_bytes(text.encode(errors="backslashreplace"))
+        temporary.write_bytes(json_bytes(content) + b"\n")
+
+
+def json_bytes(content: object, *, indent: int | None = 2) -> bytes:
+    """Return JSON in UTF-8; the names of files in it need not be UTF-8."""
+    text = json.dumps(content, ensure_ascii=False, indent=indent, default=_plain_number)
+    # A surrogate, which stands for another byte, is escaped as in JSON.
+    return text.encode(errors="backslashreplace")
 
 
 def _plain_number(value: object) -> object:

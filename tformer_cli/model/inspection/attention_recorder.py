@@ -104,14 +104,8 @@ def source_attention(
     """Return the attention to the source, (B, T, S), the mean of heads and layers, without dropout.
 
     Row t belongs to the step that reads target token t. In a decoder-only network rows sum to less
-    than one: the rest is attention to the target.
-
-    Args:
-        model: may be prepared for inference, as in `attention_maps`, which has the other arguments.
-        source: see there.
-        source_mask: see there.
-        target: see there.
-        num_layers: how many layers count, from the last one backward; None for all.
+    than one: the rest is attention to the target. The last `num_layers` layers count, or all. Other
+    arguments: see `attention_maps`.
     """
     maps: list[Tensor] = []
 
@@ -119,8 +113,9 @@ def source_attention(
         weights = weights[:, :, -target.shape[1] :, : source.shape[1]]
         maps.append(weights.to(torch.promote_types(weights.dtype, torch.float32)).mean(dim=1))
 
-    layers = model.stacks()[-1].each_layer()[-(num_layers or 0) :]
-    attentions = [layer.attentions()[-1] for layer in layers]
+    layers = model.stacks()[-1].each_layer()
+    counted = layers if num_layers is None else layers[-num_layers:]
+    attentions = [layer.attentions()[-1] for layer in counted]
     recording = replace_modules(
         model, {each: RecordingAttention(each, record) for each in attentions}
     )

@@ -1,13 +1,3 @@
-"use strict";
-const content = JSON.parse(document.getElementById("content").textContent);
-const view = document.getElementById("view");
-
-function make(name, parent, properties = {}) {
-  const element = Object.assign(document.createElement(name), properties);
-  parent.append(element);
-  return element;
-}
-
 // The color of a number from 0 to 1 on a gradient through `stops`, as [red, green, blue].
 function gradient(stops, number) {
   const position = Math.min(Math.max(number, 0), 1) * (stops.length - 1);
@@ -187,13 +177,6 @@ function showValues(table) {
   onArrow(canvas, () => chosen, numRows, numColumns, read);
 }
 
-function draw(name, parent, attributes) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  parent.append(element);
-  return element;
-}
-
 // After the last color they repeat dashed, then dotted.
 function lineStyle(index) {
   const repeats = Math.floor(index / content.colors.length);
@@ -219,7 +202,7 @@ function showBias(table) {
     const line = draw("path", picture, { d, ...lineStyle(i) });
     const name = table.rows.length ? `head ${table.rows[i]}` : "all heads";
     // A browser shows the title of the line below the pointer.
-    draw("title", line, {}).textContent = name;
+    draw("title", line).textContent = name;
     const item = make("span", legend);
     const sample = draw("svg", item, { "aria-hidden": "true" });
     draw("line", sample, { x1: "0", x2: "100%", y1: "50%", y2: "50%", ...lineStyle(i) });

@@ -1,23 +1,7 @@
-"use strict";
-const content = JSON.parse(document.getElementById("content").textContent);
-const view = document.getElementById("view");
 const PAGE_SIZE = 20;
 const CLASSES = ["first", "second"];
 const LETTERS = ["A", "B"];
 const isPair = content.systems.length > 1;
-
-function make(name, parent, properties = {}) {
-  const element = Object.assign(document.createElement(name), properties);
-  parent.append(element);
-  return element;
-}
-
-function draw(name, parent, attributes = {}) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  parent.append(element);
-  return element;
-}
 
 // A section of the page and its link above.
 function section(title, note) {
