@@ -194,6 +194,7 @@ class MarianEngine(Engine):
                 do_sample=False,
                 num_beams=beam.beam_size,
                 length_penalty=beam.length_penalty,
+                no_repeat_ngram_size=search.no_repeat_ngram_size,
                 max_new_tokens=search.max_length,
                 min_new_tokens=search.min_length,
                 suppress_tokens=self.suppressed_ids,

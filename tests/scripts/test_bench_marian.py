@@ -1,5 +1,6 @@
 """Marian as a baseline: its loss, its ties, exact resuming, a search without reserved ids."""
 
+import itertools
 import sys
 from dataclasses import replace
 
@@ -61,6 +62,20 @@ def test_search_never_writes_reserved_ids(search, batch_size, config, tokenizers
     for (best,) in engine.translate(requests, search, scored=False):
         assert 1 <= len(best.token_ids) <= 9
         assert not {*suppressed, EOS_ID} & set(best.token_ids)
+
+
+@pytest.mark.parametrize("kind", [GreedyConfig, BeamConfig])
+def test_search_repeats_no_ngram_of_the_limit(kind, config, tokenizers):
+    model = build_marian(config, tokenizers)
+    letters = tokenizers.target.encode("ab")
+    # Without a limit nothing else would be written.
+    model.final_logits_bias[:, letters] = 50.0
+    engine = MarianEngine(model, tokenizers.target.suppressed_ids, 8)
+    requests = [Request((*tokenizers.source.encode("g"), EOS_ID))]
+    search = kind(max_length=9, no_repeat_ngram_size=2)
+    ((best,),) = engine.translate(requests, search, scored=False)
+    pairs = list(itertools.pairwise(best.token_ids))
+    assert len(pairs) == len(set(pairs)) > 1
 
 
 def test_loss_equals_ours_on_the_same_logits(config, tokenizers):
