@@ -7,7 +7,7 @@ import sentencepiece
 
 from tformer_cli.config.schema.config import BleuConfig, EvaluationConfig
 from tformer_cli.evaluation.metrics import build_metric
-from tformer_cli.evaluation.warnings import subword_warning, tokenized_warning
+from tformer_cli.evaluation.score_warnings import subword_warning, tokenized_warning
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def check(file: FileArgument, settings: SetOption = None) -> None:
     config = load_with_texts(file, settings or [])
 
     from tformer_cli.corpus.reader import first_rows
-    from tformer_cli.evaluation.warnings import config_warnings
+    from tformer_cli.evaluation.score_warnings import config_warnings
 
     _show_rows(first_rows({f"data.{key}": text for key, text in config.data.texts().items()}))
 

@@ -28,7 +28,11 @@ from tformer_cli.evaluation.resampling import (
     p_value,
     randomization,
 )
-from tformer_cli.evaluation.warnings import script_of_no_words, subword_warning, tokenized_warning
+from tformer_cli.evaluation.score_warnings import (
+    script_of_no_words,
+    subword_warning,
+    tokenized_warning,
+)
 from tformer_cli.storage.trained_model import ModelFiles, check_translates
 
 SIGNIFICANCE_LEVEL = 0.05

@@ -29,7 +29,7 @@ from tformer_cli.evaluation.likelihood import (
     reference_likelihood,
 )
 from tformer_cli.evaluation.metrics import Metric, Score, build_metric
-from tformer_cli.evaluation.warnings import reference_warning
+from tformer_cli.evaluation.score_warnings import reference_warning
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.storage.atomic import (

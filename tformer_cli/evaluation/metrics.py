@@ -181,7 +181,7 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
 
 def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     try:
-        # `force` leaves out sacrebleu's warning of tokenized text; `evaluation.warnings` has ours.
+        # `force` leaves out sacrebleu's warning of tokenized text; `score_warnings` has ours.
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except OSError as error:
         what = "needs a model that sacrebleu cannot download"

@@ -30,7 +30,7 @@ from tformer_cli.evaluation.likelihood import (
     reference_likelihood,
 )
 from tformer_cli.evaluation.metrics import Metric, Score, build_metric
-from tformer_cli.evaluation.warnings import reference_warning
+from tformer_cli.evaluation.score_warnings import reference_warning
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers
