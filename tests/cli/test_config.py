@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from tformer_cli.cli.config import config_app
 from tformer_cli.cli.options import message
 from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.reader import read_rows
 from tformer_cli.errors import ConfigError, DataError, TformerError, UsageError
 
@@ -319,6 +320,25 @@ def test_new_says_what_it_set_aside(folder: Path) -> None:
     assert last_line("check", "config.yaml") == "config.yaml: ok"
 
 
+VALID = ("--valid-source", "valid.en", "--valid-target", "valid.de")
+
+
+@pytest.mark.parametrize(("options", "num_held_out"), [((), 2 * 27), (VALID, 0)])
+def test_new_counts_the_pairs_that_training_takes(
+    folder: Path, options: tuple[str, ...], num_held_out: int
+) -> None:
+    for language, empty in (("en", 0), ("de", 5)):
+        lines = (" " if line % 10 == empty else f"{language} {line}" for line in range(600))
+        Path(f"train.{language}").write_text("".join(f"{line}\n" for line in lines))
+    lines = printed("new", "train.en", "train.de", *options).split("\n")
+    assert lines[1].startswith(f"train: {480 - num_held_out} pairs in ")
+    assert "left out: 120 pairs with an empty side" in lines
+    text = Path("config.yaml").read_text(encoding="utf-8")
+    assert text.startswith(f"# Settings that suit {480 - num_held_out} pairs of ")
+    # Of 501 pairs and more, the tokens are subwords.
+    assert load_config(Path("config.yaml")).tokenizer == CharConfig()
+
+
 def test_new_adds_the_phrases_of_a_text_of_a_thousand_pairs(folder: Path) -> None:
     for language in ("en", "de"):
         lines = "".join(f"all of line {line} in {language}\n" for line in range(1000))
@@ -369,9 +389,8 @@ def test_new_separates_thousands(folder: Path) -> None:
 def test_new_takes_a_validation_text_and_languages(folder: Path) -> None:
     Path("valid.en").write_text("new\ntrain en 1\ntrain EN 2\n", encoding="utf-8")
     Path("valid.de").write_text("neu\ntrain de 1\ntrain de 2\n", encoding="utf-8")
-    arguments = ["--valid-source", "valid.en", "--valid-target", "valid.de"]
-    arguments += ["--source-language", "cs", "--target-language", "zh-Hans"]
-    assert printed("new", "train.en", "train.de", *arguments).split("\n") == [
+    languages = ["--source-language", "cs", "--target-language", "zh-Hans"]
+    assert printed("new", "train.en", "train.de", *VALID, *languages).split("\n") == [
         "config.yaml: written, cs -> zh-Hans",
         "train: 40 pairs in train.en and train.de",
         "valid: 3 pairs, 2 also in train, in valid.en and valid.de",

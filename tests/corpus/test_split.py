@@ -72,8 +72,12 @@ def test_no_held_out_line_is_in_training(tmp_path_factory: pytest.TempPathFactor
                 assert not held & {plain(pair[side]) for pair in parts[other]}
     kept = Counter(pair for part in parts.values() for pair in part)
     assert kept <= Counter(pairs)
-    assert len(pairs) - kept.total() == split.num_set_aside
-    for set_aside in Counter(pairs) - kept:
+    empty = Counter(pair for pair in pairs if not all(map(plain, pair)))
+    assert (len(pairs) - kept.total() - empty.total(), empty.total()) == (
+        split.num_set_aside,
+        split.num_empty,
+    )
+    for set_aside in Counter(pairs) - kept - empty:
         shared = [plain(set_aside[side]) for side in (0, 1)]
         assert any(
             shared[side] == plain(pair[side])
@@ -261,6 +265,12 @@ def test_given_validation_text_is_compared_with_training(tmp_path: Path) -> None
     assert split.texts == {"train": train, "valid": valid}
     assert split.num_pairs == {"train": 7, "valid": 2}
     assert split.num_in_training == {"valid": 1}
+
+
+def test_given_training_pairs_with_an_empty_side_are_counted_apart(tmp_path: Path) -> None:
+    train = write(tmp_path, [("a", " "), *distinct(7), ("", "b"), ("", "")], "train")
+    split = given_split(train, write(tmp_path, [("new", "neu")], "valid"))
+    assert (split.num_pairs, split.num_empty) == ({"train": 7, "valid": 1}, 3)
 
 
 def test_empty_text_is_refused(tmp_path: Path) -> None:

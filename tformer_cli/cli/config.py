@@ -194,6 +194,8 @@ def new(
     if split.num_set_aside:
         held_out = "a source or a target of valid or test"
         typer.echo(f"set aside: {quantity(split.num_set_aside, 'pair')} with {held_out}")
+    if split.num_empty:
+        typer.echo(f"left out: {quantity(split.num_empty, 'pair')} with an empty side")
     _show_rows(first_rows({"read": text}))
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
 

@@ -33,7 +33,7 @@ _ORIGIN = "origin.json"
 OnRead = Callable[[int], object]
 
 # The part of a split that a pair belongs to. The first three are written.
-TRAIN, VALID, TEST, SET_ASIDE = range(4)
+TRAIN, VALID, TEST, SET_ASIDE, LEFT_OUT = range(5)
 SPLITS = ("train", "valid", "test")
 
 
@@ -42,9 +42,10 @@ class Split:
     """Training, validation and test text."""
 
     texts: dict[str, Bitext]  # `train`, `valid` and optionally `test`
-    num_pairs: dict[str, int]  # of each of them
+    num_pairs: dict[str, int]  # of each of them; those of `train` have no empty side
     num_in_training: dict[str, int]  # pairs of `valid` and `test` that are also training pairs
     num_set_aside: int  # pairs in no part, since a side of them is in validation or test text
+    num_empty: int  # further pairs, with an empty side, which training leaves out
     num_characters: int  # distinct characters of the text that was split
     num_words: int  # distinct words; counting stops when there are `MAX_WORDS`
 
@@ -78,7 +79,7 @@ def split_text(
     if not len(keys):
         raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
     parts = assign_parts(keys)
-    *num_pairs, num_set_aside = np.bincount(parts, minlength=SET_ASIDE + 1).tolist()
+    *num_pairs, num_set_aside, num_empty = np.bincount(parts, minlength=LEFT_OUT + 1).tolist()
     if not all(num_pairs):
         raise DataError(
             str(text.source_file),
@@ -99,6 +100,7 @@ def split_text(
         num_pairs=dict(zip(SPLITS, num_pairs, strict=True)),
         num_in_training={"valid": 0, "test": 0},
         num_set_aside=num_set_aside,
+        num_empty=num_empty,
         num_characters=len(characters),
         num_words=len(words),
     )
@@ -113,11 +115,13 @@ def given_split(text: Bitext, valid: Bitext, *, on_done: OnRead = lambda count: 
     for name, each in texts.items():
         if not num_pairs[name]:
             raise DataError(str(each.source_file), "no lines", remedy="name a file with text")
+    num_empty = int(_has_empty_side(keys).sum())
     return Split(
         texts=texts,
-        num_pairs=num_pairs,
+        num_pairs={**num_pairs, "train": len(keys) - num_empty},
         num_in_training={"valid": overlap.pairs},
         num_set_aside=0,
+        num_empty=num_empty,
         num_characters=len(characters),
         num_words=len(words),
     )
@@ -128,7 +132,8 @@ def assign_parts(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
 
     5% of the distinct sources, at most 1,000, become validation text, and as many test text: those
     whose source and target are repeated least, ties broken by hash. Other pairs that share a source
-    or a target with them are set aside. `keys` has (n, 2) hashes of sources and targets.
+    or a target with them are set aside; a pair with an empty side is in no part. `keys` has (n, 2)
+    hashes of sources and targets.
     """
     parts = np.full(len(keys), TRAIN, dtype=np.uint8)
     num_copies = _num_occurrences(keys[:, 0]) + _num_occurrences(keys[:, 1])
@@ -146,6 +151,7 @@ def assign_parts(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
             break
     repeats = _is_in(keys[:, 0], sources) | _is_in(keys[:, 1], targets)
     parts[repeats & (parts == TRAIN)] = SET_ASIDE
+    parts[_has_empty_side(keys)] = LEFT_OUT
     return parts
 
 
@@ -166,8 +172,12 @@ def _num_occurrences(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
     return counts[inverse]
 
 
+def _has_empty_side(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    return _is_in(keys[:, 0], {EMPTY_KEY}) | _is_in(keys[:, 1], {EMPTY_KEY})
+
+
 def _is_in(keys: NDArray[np.uint64], selected: set[int]) -> NDArray[np.bool_]:
-    return np.isin(keys, np.array(sorted(selected - {EMPTY_KEY}), dtype=np.uint64))
+    return np.isin(keys, np.array(sorted(selected), dtype=np.uint64))
 
 
 def _write_parts(
@@ -180,7 +190,7 @@ def _write_parts(
     """Write the pairs of part p to the files names[p]."""
     pairs = counted(read_texts([text]), on_done)
     with contextlib.ExitStack() as stack:
-        writers: list[list[TextIO]] = [[] for _ in (*SPLITS, SET_ASIDE)]
+        writers: list[list[TextIO]] = [[] for _ in range(LEFT_OUT + 1)]
         for part, sides in enumerate(names):
             for name in sides:
                 file = (directory / name).open("w", encoding="utf-8", newline="\n")
