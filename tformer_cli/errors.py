@@ -176,6 +176,10 @@ class TrainingError(TformerError):
     """A training that cannot continue: it diverged, or memory ran out."""
 
 
+class OutOfMemory(TrainingError):
+    """A batch that does not fit into memory."""
+
+
 class ExportError(TformerError):
     """A model that another program, given the same weights, does not reproduce."""
 

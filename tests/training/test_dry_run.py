@@ -31,6 +31,7 @@ from tformer_cli.errors import (
     ConfigError,
     DataError,
     Interrupted,
+    OutOfMemory,
     StorageError,
     TrainingError,
     UsageError,
@@ -44,7 +45,6 @@ from tformer_cli.training.average import averaged_model
 from tformer_cli.training.dry_run import (
     BatchShape,
     DryRun,
-    OutOfMemory,
     checkpoint_size,
     dry_run,
     first_steps,
@@ -186,10 +186,10 @@ def test_not_all_steps_of_a_long_training_are_asked_whether_they_save(monkeypatc
 
 def test_a_batch_that_does_not_fit_is_an_error(toy, monkeypatch):
     def failing(*arguments: object) -> None:
-        raise OutOfMemory
+        raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(dry_run_module, "worst_case_steps", failing)
-    with pytest.raises(TrainingError) as caught:
+    monkeypatch.setattr(dry_run_module, "train_steps", failing)
+    with pytest.raises(OutOfMemory) as caught:
         taken(toy)
     assert str(caught.value) == (
         "training.batch_tokens: the largest batch does not fit into memory (300); "
@@ -454,14 +454,16 @@ def test_memory_that_runs_out_in_the_optimizer_is_no_less_of_it(toy, monkeypatch
             first_steps(trainer, trainer.data, 1)
 
 
-def test_other_errors_stay_what_they_are(toy, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("shapes"), TrainingError("rank 1", "differs")])
+def test_other_errors_stay_what_they_are(toy, monkeypatch, error):
     def failing() -> None:
-        raise RuntimeError("shapes")
+        raise error
 
     with sampled(toy) as trainer:
         monkeypatch.setattr(trainer.state.optimizer, "step", failing)
-        with pytest.raises(RuntimeError, match="shapes"):
+        with pytest.raises(type(error)) as caught:
             first_steps(trainer, trainer.data, 1)
+    assert caught.value is error
 
 
 def test_a_loss_that_is_no_number_is_an_error(toy):

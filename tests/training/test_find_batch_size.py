@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.errors import DeviceError, TrainingError, UsageError
+from tformer_cli.errors import DeviceError, OutOfMemory, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training import find_batch_size as module
-from tformer_cli.training.dry_run import OutOfMemory, first_steps, sampled_trainer
+from tformer_cli.training.dry_run import first_steps, sampled_trainer
 from tformer_cli.training.find_batch_size import (
     LargestBatch,
     find_batch_size,
@@ -151,7 +151,7 @@ def test_a_trial_returns_the_peak_or_that_memory_ran_out(toy, tmp_path, monkeypa
     def steps(limit: int) -> Callable[..., None]:
         def take(trainer: object, batch_tokens: int, count: int) -> None:
             if batch_tokens > limit:
-                raise OutOfMemory
+                raise OutOfMemory("training.batch_tokens", "the largest batch does not fit")
 
         return take
 

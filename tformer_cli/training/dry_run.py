@@ -22,7 +22,7 @@ from tformer_cli.corpus.reader import read_rows
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import is_out_of_memory, peak_memory
-from tformer_cli.errors import TrainingError, UsageError, quantity
+from tformer_cli.errors import OutOfMemory, TrainingError, UsageError, quantity
 from tformer_cli.process import num_processes, tune_allocator
 from tformer_cli.storage.atomic import storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
@@ -41,10 +41,6 @@ from tformer_cli.training.validation import check_metric, check_validation
 SAMPLE_PAIRS = 20_000
 WORST_CASE_STEPS = 3
 TYPICAL_STEPS = 10
-
-
-class OutOfMemory(Exception):
-    """A step needs more memory than there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +118,7 @@ def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRu
         pass
     with sampled_trainer(config, run, device=device) as (trainer, num_pairs):
         trainer.logger.log("taking steps at the largest batches")
-        try:
-            return _measure(trainer, num_pairs, run)
-        except OutOfMemory:
-            raise TrainingError(
-                "training.batch_tokens",
-                "the largest batch does not fit into memory",
-                got=str(config.training.batch_tokens),
-                remedy="lower it (`tformer train --find-batch` says how far), or set "
-                "training.gradient_checkpointing: true",
-            ) from None
+        return _measure(trainer, num_pairs, run)
 
 
 def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
@@ -346,9 +333,9 @@ def first_steps(trainer: Trainer, data: TrainingData, count: int) -> list[StepRe
     try:
         with contextlib.closing(data.batches(state)) as batches:
             steps += train_steps(state, itertools.islice(batches, count))
-    except (RuntimeError, MemoryError, TrainingError) as error:
-        # The loop raises a TrainingError if not even one pair fits.
-        is_out = isinstance(error, TrainingError) or is_out_of_memory(error)
+    except (RuntimeError, MemoryError, OutOfMemory) as error:
+        # The loop raises the last if not even one pair fits.
+        is_out = isinstance(error, OutOfMemory) or is_out_of_memory(error)
         if not is_out:
             raise
     reports = []
@@ -364,7 +351,13 @@ def first_steps(trainer: Trainer, data: TrainingData, count: int) -> list[StepRe
     if is_out or any(report.num_oom_micro_batches > 0 for report in reports):
         # Outside of `except`, where the error and the tensors of its traceback are freed.
         state.optimizer.zero_grad(set_to_none=True)
-        raise OutOfMemory
+        raise OutOfMemory(
+            "training.batch_tokens",
+            "the largest batch does not fit into memory",
+            got=str(data.config.training.batch_tokens),
+            remedy="lower it (`tformer train --find-batch` says how far), or set "
+            "training.gradient_checkpointing: true",
+        )
     return reports
 
 

@@ -15,11 +15,11 @@ import torch
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.device import empty_cache, peak_memory, suppress_out_of_memory
-from tformer_cli.errors import DeviceError, TrainingError, UsageError
+from tformer_cli.errors import DeviceError, OutOfMemory, TrainingError, UsageError
 from tformer_cli.process import CGROUP, begin_child, tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
-from tformer_cli.training.dry_run import OutOfMemory, sampled_trainer, worst_case_steps
+from tformer_cli.training.dry_run import sampled_trainer, worst_case_steps
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.trainer import Trainer
 

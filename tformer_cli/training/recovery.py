@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import out_of_memory_as
-from tformer_cli.errors import Problem, TrainingError
+from tformer_cli.errors import OutOfMemory, Problem, TrainingError
 from tformer_cli.storage.state import TrainingProgress
 
 INITIAL_LOSS_SCALE = 2.0**16
@@ -63,7 +63,7 @@ def in_halves(batches: Sequence[Batch], *, where: str) -> list[Batch]:
     """Cut every batch of several rows in two, each padded to its own longest row."""
     if all(len(batch.source) == 1 for batch in batches):
         longest = max(batches, key=lambda batch: batch.source.shape[1] + batch.target_in.shape[1])
-        raise TrainingError(
+        raise OutOfMemory(
             where,
             "memory ran out on a single pair of sentences",
             got=f"{longest.source.shape[1]} and {longest.target_in.shape[1]} tokens",
