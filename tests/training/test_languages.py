@@ -28,6 +28,7 @@ from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted, UsageError
+from tformer_cli.evaluation.evaluate import Evaluator
 from tformer_cli.export.format import beam_of
 from tformer_cli.export.run import export_run
 from tformer_cli.model.encoder_decoder import EncoderDecoder
@@ -483,6 +484,23 @@ def test_a_server_has_the_direction_it_is_given_or_all(run):
         assert translator.translate(texts) == expected
         assert translator.engine is every.translator.engine
         assert every.into((source, target)) is translator
+
+
+def test_no_attribute_of_a_translator_changes_once_it_is_set(run, tmp_path, monkeypatch):
+    def set_once(translator: Translator, name: str, value: object) -> None:
+        assert name not in vars(translator)
+        vars(translator)[name] = value
+
+    monkeypatch.setattr(Translator, "__setattr__", set_once)
+    copied = RunDirectory(shutil.copytree(run.path, tmp_path / "copied"))
+    options = {"ensemble": [copied.path], "device": "cpu"}
+    loaded = Translator.load(run.path, to="cc", max_source_length=7, **options)
+    other = loaded.into("bb", "cc")
+    for translator, languages in ((loaded, ("aa", "cc")), (other, ("cc", "bb"))):
+        assert translator.direction.languages == languages
+        assert translator.preprocessor.max_source_length == 7
+        assert [files.run for files in translator.files] == [run, copied]
+    Evaluator.load(run.path, **options)
 
 
 def test_a_report_counts_rare_words_in_the_sources_of_their_language(run, config_file):

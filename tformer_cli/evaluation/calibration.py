@@ -95,11 +95,9 @@ def calibrate(
         remedy = "use a longer validation text"
         raise DataError(str(first.source_file), what, got=str(num_valid), remedy=remedy)
     warn_of_overlap(config.data, texts, on_warning)
-    translator = Translator.load(
-        run, checkpoint=checkpoint, device=device, workers=workers, log=log
-    )
-    # It is about to be replaced.
-    translator.load_confidence = lambda: None
+    loaded = Translator.load(run, checkpoint=checkpoint, device=device, workers=workers, log=log)
+    # Its confidence is about to be replaced.
+    translator = Translator(loaded.engine, loaded.tokenizers, loaded.config, **loaded.limits)
 
     def rate(name: str) -> list[RatedLine]:
         sources, references = zip(*pairs[name], strict=True)

@@ -134,10 +134,10 @@ class Evaluator:
             resolved,
             dtype,
             others=models[1:],
+            tags=common_tags([each.config.data.tags for each in trained]),
             workers=workers,
             max_source_sentences=first.max_source_sentences,
         )
-        translator.tags = common_tags([each.config.data.tags for each in trained])
         fingerprints = tuple(each.files.fingerprint for each in trained if each.files is not None)
         return cls(models, translator, dtype, first.step, fingerprints)
 

@@ -1,10 +1,8 @@
 """Translate lines of text: text -> ids -> search -> text, in the order given, by any engine."""
 
-import copy
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
@@ -83,9 +81,12 @@ class Translator:
         tokenizers: Tokenizers,
         config: Config,
         *,
+        direction: TranslationDirection | None = None,
+        tags: Sequence[str] | None = None,
         load_aligner: "Callable[[], Aligner] | None" = None,
         load_confidence: Callable[[], ConfidenceModel | None] = lambda: None,
         device: str = "cpu",
+        files: Sequence[ModelFiles] = (),
         **limits: Unpack[LineLimits],
     ) -> None:
         """Combine an engine with the tokenizers and the config of its model.
@@ -94,10 +95,13 @@ class Translator:
             engine: translates token ids.
             tokenizers: of the model.
             config: of the run; its `decoding` is the default search.
+            direction: the languages; None for the first ones of the model.
+            tags: those that a source may begin with; None for all of the config.
             load_aligner: returns what aligns target tokens to source tokens, when it is first
                 needed; without it there are no alignments.
             load_confidence: returns what rates translations of the config's search, if anything.
             device: where the engine computes.
+            files: of the models of a run, or of an ensemble.
             limits: those of `LineLimits`.
         """
         self.engine = engine
@@ -106,12 +110,16 @@ class Translator:
         self.device = device
         self.load_aligner = load_aligner
         self.load_confidence = load_confidence
-        self.files: Sequence[ModelFiles] = ()  # of the models of a run, or of an ensemble
+        self.files = files
+        self.limits = limits
         data = config.data
-        self.tags = data.tags
-        self.direction = TranslationDirection.first(data, tokenizers)
-        directions = ", ".join(f"{source} -> {target}" for source, target in data.directions)
-        self.description = f"{directions}, {device}"
+        self.tags = data.tags if tags is None else tags
+        self.direction = direction or TranslationDirection.first(data, tokenizers)
+        facts = [*(f"{source} -> {target}" for source, target in data.directions), device]
+        if files:
+            runs = " + ".join(str(each.run.path) for each in files)
+            facts.append(f"{runs} at step {files[0].step}")
+        self.description = ", ".join(facts)
         self.postprocessor = Postprocessor.of_direction(tokenizers, self.direction.languages)
         max_source_length = limits.get("max_source_length")
         if max_source_length is None:
@@ -130,12 +138,18 @@ class Translator:
         direction = self.direction.into(to, source)
         if direction == self.direction:
             return self
-        other = copy.copy(self)
-        other.direction = direction
-        other.postprocessor = Postprocessor.of_direction(self.tokenizers, direction.languages)
-        uses_whitespace = other.postprocessor.separator != ""
-        other.preprocessor = replace(self.preprocessor, uses_whitespace=uses_whitespace)
-        return other
+        return Translator(
+            self.engine,
+            self.tokenizers,
+            self.config,
+            direction=direction,
+            tags=self.tags,
+            load_aligner=self.load_aligner,
+            load_confidence=self.load_confidence,
+            device=self.device,
+            files=self.files,
+            **self.limits,
+        )
 
     def tag_ids(self, tags: Sequence[str] = ()) -> tuple[int, ...]:
         """Return the ids that each source begins with: those of a language, and tags.
@@ -211,23 +225,24 @@ class Translator:
             got = str(max_sentences)
             raise UsageError("`max_source_sentences`", what, got=got, remedy=LEAVE_ONE_OUT)
         # A wrong language is refused before an export is written.
-        TranslationDirection.first(files.config.data, files.tokenizers).into(to, source_language)
+        first = TranslationDirection.first(files.config.data, files.tokenizers)
+        direction = first.into(to, source_language)
         options = checkpoint, device, precision, backend, quantization, workers
         loaded = load_engine(runs, files, *options, log=log)
         rated = cache(partial(load_confidence, files, log))
-        translator = cls(
+        all_files = (files, *(find_files(each, checkpoint) for each in runs[1:]))
+        return cls(
             loaded.engine,
             files.tokenizers,
             files.config,
+            direction=direction,
+            tags=common_tags([each.config.data.tags for each in all_files]),
             load_aligner=loaded.load_aligner,
             load_confidence=(lambda: None) if ensemble else rated,
             device=loaded.device,
+            files=all_files,
             **limits,
         )
-        translator.files = (files, *(find_files(each, checkpoint) for each in runs[1:]))
-        translator.tags = common_tags([each.config.data.tags for each in translator.files])
-        translator.description += f", {' + '.join(str(x.path) for x in runs)} at step {files.step}"
-        return translator.into(to, source_language)
 
     @classmethod
     def from_model(
@@ -239,6 +254,7 @@ class Translator:
         precision: "torch.dtype | None" = None,
         *,
         others: "Sequence[Seq2Seq]" = (),
+        tags: Sequence[str] | None = None,
         workers: int | None = 1,
         **limits: Unpack[LineLimits],
     ) -> "Translator":
@@ -253,6 +269,7 @@ class Translator:
             shared(native, workers),
             tokenizers,
             config,
+            tags=tags,
             load_aligner=lambda: native.aligner,
             device=str(device),
             **limits,
