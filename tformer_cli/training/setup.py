@@ -246,31 +246,24 @@ def slow_attention(
             yield Problem(f"model.{key}", what, str(width), f"choose a multiple of {multiple}")
 
 
-def run_tokenizers(
-    config: Config,
-    run: RunDirectory,
-    log: Log,
-    *,
-    stores: Path,
-    is_resumed: bool = False,
-    fresh: bool = False,
-    world: World = SINGLE_PROCESS,
-) -> Tokenizers:
-    """Load the tokenizers of a run or of its pretrained run, or build them from the training text.
+def run_tokenizers(config: Config, run: RunDirectory, log: Log, *, stores: Path) -> Tokenizers:
+    """Load the tokenizers of a run if its config builds the same; build new ones otherwise.
 
-    The first process does, and sends them to the others, which need no file for it. A resumed run
-    needs the tokenizers of its folder; a fresh one ignores them. `stores` caches checksums of text.
+    `stores` caches checksums of text.
     """
-    if not world.is_main_process:
+    pretrained = pretrained_run(config, run)
+    if _has_tokenizers(config, run, pretrained, stores):
+        return load_tokenizers(run.tokenizer)
+    return new_tokenizers(config, pretrained, log)
+
+
+def broadcast_tokenizers(tokenizers: Tokenizers | None, world: World) -> Tokenizers:
+    """Return the tokenizers that rank 0 passes; the others pass None, and need no file of a run."""
+    if tokenizers is None:
         with tempfile.TemporaryDirectory() as folder:
             for name, content in world.broadcast_object().items():
                 (Path(folder) / name).write_bytes(base64.b64decode(content))
             return load_tokenizers(Path(folder))
-    pretrained = None if is_resumed else pretrained_run(config, run)
-    if is_resumed or (not fresh and _has_tokenizers(config, run, pretrained, stores)):
-        tokenizers = load_tokenizers(run.tokenizer)
-    else:
-        tokenizers = new_tokenizers(config, pretrained, log)
     files = tokenizers.files().items()
     world.broadcast_object({name: base64.b64encode(file).decode() for name, file in files})
     return tokenizers

@@ -26,7 +26,7 @@ from tformer_cli.storage.atomic import empty_directory, storage_errors, write_te
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.special_tokens import tag_ids
-from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.training.average import averaged_model
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.pretrained import (
@@ -57,9 +57,11 @@ from tformer_cli.training.resume import (
 from tformer_cli.training.saving import restart, restore_checkpoint, take_checkpoint
 from tformer_cli.training.setup import (
     TrainingData,
+    broadcast_tokenizers,
     describe,
     init_model,
     load_data,
+    new_tokenizers,
     origin_of,
     run_tokenizers,
     save_tokenizers,
@@ -117,19 +119,17 @@ def train(
         reported = run if world.is_main_process else None
         logger = stack.enter_context(TrainingLogger(reported, config.training, is_live=live))
         stack.enter_context(memory_shortage_reported(str(run.path)))
-        checkpoint = None
+        checkpoint = own_tokenizers = None
         if world.is_main_process:
             stack.enter_context(locked(run))
             checkpoint = checkpoint_to_resume(run, config, logger.log, fresh=fresh)
-        tokenizers = run_tokenizers(
-            config,
-            run,
-            logger.log,
-            stores=run.stores,
-            is_resumed=checkpoint is not None,
-            fresh=fresh,
-            world=world,
-        )
+            if checkpoint is not None:
+                own_tokenizers = load_tokenizers(run.tokenizer)
+            elif fresh:
+                own_tokenizers = new_tokenizers(config, pretrained_run(config, run), logger.log)
+            else:
+                own_tokenizers = run_tokenizers(config, run, logger.log, stores=run.stores)
+        tokenizers = broadcast_tokenizers(own_tokenizers, world)
         trainer = Trainer.setup(config, run, tokenizers, device=device, logger=logger, world=world)
         trainer.start(checkpoint)
         with GracefulShutdown(str(run.path), world) as shutdown:
