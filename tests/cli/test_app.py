@@ -6,6 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import typer
@@ -17,6 +19,7 @@ from tformer_cli.cli.entry import refusal
 from tformer_cli.cli.options import HELP_PANELS
 from tformer_cli.cli.printing import tell
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = [
     "",
     "demo",
@@ -124,6 +127,20 @@ def test_ctrl_c_is_answered_by_a_line(tformer, toy_run, monkeypatch):
     result = tformer("eval", toy_run)
     message = "tformer eval: interrupted; re-run the command\n"
     assert (result.exit_code, result.stderr) == (130, message)
+
+
+def test_ctrl_c_during_the_first_imports_is_answered_by_a_line(tmp_path):
+    (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, function = project["scripts"]["tformer"].split(":")
+    # As pip writes the script.
+    script = f"from {module} import {function}\n{function}()"
+    for start in (["-m", "tformer_cli"], ["-c", script]):
+        words = [sys.executable, *start, "--help"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        message = "tformer: interrupted; re-run the command\n"
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", message)
 
 
 def test_a_terminal_gets_colors_unless_they_are_unwanted(monkeypatch):
