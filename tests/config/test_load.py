@@ -185,6 +185,23 @@ def test_override_reaches_every_kind_of_key(file: Path) -> None:
     assert config.training.optimizer.betas == (0.5, 0.8)
 
 
+def test_override_reaches_a_test_set_whose_name_has_dots(file: Path) -> None:
+    names = ("wmt", "wmt.20", "wmt.20.news", "20")
+    sets = "".join(f"    {name}: {{source: /a, target: /b}}\n" for name in names)
+    file.write_text(f"{DATA}  test:\n    ? [wmt]\n    : x\n{sets}")
+    # What is no name of a test set is refused as before.
+    assert len(complaints(file, "data.test.wmt.20.source=/c")) == 1
+    file.write_text(f"{DATA}  test:\n{sets}")
+    for name in names:
+        test = load_config(file, [f"data.test.{name}.source=/c"]).data.test
+        assert {each: str(text.source) for each, text in test.items()} == {
+            each: "/c" if each == name else "/a" for each in names
+        }
+    whole = load_config(file, ["data.test.wmt.20={source: /d, target: /e}"]).data.test
+    assert [*whole] == [*names]
+    assert whole["wmt.20"].target == Path("/e")
+
+
 def test_override_leaves_what_an_alias_shares(file: Path) -> None:
     file.write_text("data: {train: [&t {source: /a, target: /b}], valid: *t, test: {x: *t}}\n")
     data = load_config(file, ["data.valid.source=/c"]).data

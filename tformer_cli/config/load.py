@@ -38,7 +38,8 @@ def load_config(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
         path: a YAML file.
         settings: overrides: a key path and its value in YAML, such as `training.max_steps=100`. An
             item of a list has its index from 0 (`data.train.0.weight=2`). Another kind
-            (`tokenizer.kind=char`) drops the keys of the file that it does not have.
+            (`tokenizer.kind=char`) drops the keys of the file that it does not have. A test set of
+            the file may have dots in its name (`data.test.wmt.2016.source=test.en`).
 
     Raises:
         ConfigError: all problems of the file and of the overrides.

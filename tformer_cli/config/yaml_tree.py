@@ -109,7 +109,8 @@ def shown(node: yaml.Node) -> str:
 def with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) -> yaml.Node:
     """Return a tree with another value at the end of a key path, whose mappings are created.
 
-    Nodes are copied, since an alias may share them with another key.
+    A key of the tree that has dots, such as the name of a test set, may be several of `keys`. Nodes
+    are copied, since an alias may share them with another key.
     """
     if not keys:
         return value
@@ -125,6 +126,10 @@ def with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) ->
     tag, entries = "tag:yaml.org,2002:map", []
     if isinstance(node, yaml.MappingNode):
         tag, entries = node.tag, list(node.value)
+    names = [name.value for name, _ in entries]
+    for end in range(2, len(keys) + 1):
+        if ".".join(keys[:end]) in names:
+            key, rest = ".".join(keys[:end]), [*keys[end:]]
     index = next((i for i, (name, _) in enumerate(entries) if name.value == key), len(entries))
     written, old = entries[index] if index < len(entries) else (None, None)
     if written is None or not rest:
