@@ -65,8 +65,8 @@ def test_options_are_those_of_the_library(tformer, files, tmp_path):
         held_out=[tmp_path / "test"],
     )
     assert json.loads(result.stdout) == {
-        "pairs": 4,
-        "kept": expected.report.kept,
+        "num_pairs": 4,
+        "num_kept": expected.report.kept,
         "dropped": expected.report.dropped,
         "examples": expected.examples,
         "record": str(tmp_path / "x.dropped.jsonl.gz"),

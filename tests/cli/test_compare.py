@@ -160,7 +160,7 @@ def test_runs_have_the_scores_of_eval(runs, tformer):
         assert [one["score"] for one in scored] == expected
         assert {one["system"] for one in scored} == {str(run)}
     assert [systems[0]["contrast"] for systems in content["scores"].values()] == [None] * 3
-    assert content["scores"]["chrf"][1]["contrast"]["ties"] < 10
+    assert content["scores"]["chrf"][1]["contrast"]["num_ties"] < 10
 
 
 def test_translations_of_eval_are_used_and_others_are_made(runs, tformer, monkeypatch):
@@ -253,7 +253,7 @@ def test_a_run_is_compared_with_a_file(toy_run, tformer):
     tformer("eval", toy_run)
     file = toy_run / "eval" / "toy.hyp.txt"
     _, scored = compare([toy_run, str(file)], metrics=["bleu"], device="cpu").scores["bleu"]
-    assert (scored.contrast.difference, scored.contrast.ties) == (0, 10)
+    assert (scored.contrast.difference, scored.contrast.num_ties) == (0, 10)
 
 
 def test_files_are_compared_in_a_table_and_a_sentence(files, tformer):
@@ -277,7 +277,7 @@ def test_files_are_compared_in_a_table_and_a_sentence(files, tformer):
         f"{contrast.difference:+.2f}",
         f"{contrast.p_bootstrap:.3f}",
         f"{contrast.p_randomization:.3f}",
-        *map(str, (contrast.wins, contrast.ties, contrast.losses)),
+        *map(str, (contrast.num_wins, contrast.num_ties, contrast.num_losses)),
     ]
     assert [line.split() for line in lines[6:8]] == cells
     amount = second.score.score - first.score.score

@@ -24,8 +24,8 @@ def test_it_says_how_many_and_how_to_train_on_them(tformer, tmp_path):
     assert yaml.safe_load("\n".join(lines)) == [{**written, "tags": ["[phrase]"]}]
     result = tformer("extract-phrases", *files, "-o", tmp_path / "q", "--max-words", 2, "--json")
     assert json.loads(result.stdout) == {
-        "pairs": 2,
-        "phrases": expected.num_phrases,
+        "num_pairs": 2,
+        "num_phrases": expected.num_phrases,
         "train": {
             "source": f"{tmp_path}/q.en",
             "target": f"{tmp_path}/q.de",

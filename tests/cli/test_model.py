@@ -127,7 +127,7 @@ def test_json_has_the_same_numbers(tformer, file):
     content = found(tformer, file, "--source-length", "5", "--target-length", "7")
     assert content["kind"] == "encoder_decoder"
     assert content["vocabulary_size"] == 300
-    assert content["parameters"] == {
+    assert content["num_parameters"] == {
         "embeddings": 3600,
         "encoder": 1500,
         "decoder": 1152,
@@ -155,10 +155,10 @@ def test_json_has_the_same_numbers(tformer, file):
     assert encoder["modules"][1]["modules"][0]["modules"][1] == {
         "name": "key",
         "kind": "Linear",
-        "count": 1,
+        "num_copies": 1,
         "weights": {"weight": [4, 12]},
         "shared_with": None,
-        "parameters": 48,
+        "num_parameters": 48,
         "modules": [],
     }
 
@@ -184,7 +184,7 @@ def test_billions_of_parameters_need_no_memory(tformer, file):
     settings += ["model.num_kv_heads=null"]
     changes = [word for setting in settings for word in ("--set", setting)]
     # Nobody could hold the weights of 40 GB that this would be.
-    assert found(tformer, file, *changes)["parameters"]["all"] > 10e9
+    assert found(tformer, file, *changes)["num_parameters"]["all"] > 10e9
 
 
 def test_a_decoder_only_is_one_stream(tformer, file):

@@ -142,7 +142,9 @@ def test_json_has_the_numbers_and_sentences_of_the_page(
     monkeypatch.chdir(tmp_path)
     assert json.loads(tformer("report", run, "--json").stdout) == data
     assert not list(tmp_path.glob("*.html"))
-    assert data["curves"] == {chart["title"]: chart["curves"] for chart in content["charts"]}
+    (plotted,) = json.loads(tformer("plot", run, "--json").stdout)["runs"]
+    names = ("train_loss", "valid_loss", "valid_bleu")
+    assert data["curves"] == {name: plotted["curves"][name] for name in names}
     tables = data["by_length"], data["by_frequency"]
     for breakdown, table in zip(content["breakdowns"], tables, strict=True):
         assert {

@@ -64,8 +64,8 @@ def test_json_has_all_that_is_printed_and_the_item_for_a_config(call, toy_run, t
     result = call("back-translate", "--json", "--nbest", 2)
     prefix = tmp_path / "new" / "x"
     assert json.loads(result.stdout) == {
-        "lines": 5,
-        "pairs": 6,
+        "num_lines": 5,
+        "num_pairs": 6,
         "by_teacher": {str(toy_run): 6},
         "omitted": [2, 4],
         "record": f"{prefix}.jsonl",

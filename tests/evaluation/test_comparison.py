@@ -193,7 +193,7 @@ def test_equal_translations_do_not_differ(name):
     _, scored = compared({"good": GOOD, "same": list(GOOD)}, name)
     contrast = scored.contrast
     assert (contrast.difference, contrast.p_bootstrap, contrast.p_randomization) == (0, 1, 1)
-    assert (contrast.wins, contrast.ties, contrast.losses) == (0, 24, 0)
+    assert (contrast.num_wins, contrast.num_ties, contrast.num_losses) == (0, 24, 0)
     assert contrast.verdict == "undecided"
 
 
@@ -206,8 +206,12 @@ def test_the_other_order_mirrors_the_contrast(name):
     assert (one.verdict, other.verdict) == ("better", "worse")
     assert one.difference == -other.difference
     assert (one.difference < 0) == (name == "ter")
-    assert (one.wins, one.ties, one.losses) == (other.losses, other.ties, other.wins)
-    assert one.wins > one.losses
+    assert (one.num_wins, one.num_ties, one.num_losses) == (
+        other.num_losses,
+        other.num_ties,
+        other.num_wins,
+    )
+    assert one.num_wins > one.num_losses
     assert (one.p_bootstrap, one.p_randomization) == (other.p_bootstrap, other.p_randomization)
     assert (baseline.interval, better.interval) == (worse.interval, first.interval)
 

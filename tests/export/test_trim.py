@@ -72,7 +72,7 @@ def test_tokens_and_logits_of_covered_text_are_the_same(tmp_path, kind):
     original, small = load_trained_model(run), load_trained_model(output)
     # A training can begin with it.
     assert last_checkpoint(output, print) == output.checkpoint(small.step)
-    assert after.parameters < before.parameters == original.model.num_parameters()
+    assert after.num_parameters < before.num_parameters == original.model.num_parameters()
     assert after.target_vocabulary == small.tokenizers.target.size < before.target_vocabulary
     to_old = [
         [old.tokens(range(old.size)).index(token) for token in new.tokens(range(new.size))]

@@ -125,8 +125,8 @@ def test_curves_have_few_points_and_the_last_one(tmp_path, num_points):
     points = [(step, 1 / (step + 1)) for step in range(num_points)]
     history = History(tmp_path, {"train_loss": points, "grad_norm": points, "valid_bleu": points})
     loss, bleu = learning_curves(history)
-    assert (list(loss.curves), list(bleu.curves)) == (["training"], ["validation"])
-    curve = loss.curves["training"]
+    assert (list(loss.curves), list(bleu.curves)) == (["train_loss"], ["valid_bleu"])
+    curve = loss.curves["train_loss"]
     assert curve == sorted(set(curve) & set(points))
     assert curve[-1] == points[-1]
     assert min(num_points, 250) <= len(curve) <= 500

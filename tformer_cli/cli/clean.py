@@ -100,8 +100,8 @@ def _print(result: "Cleaning", as_json: bool) -> None:
     files = as_plain(result.text)
     if as_json:
         content = {
-            "pairs": result.report.seen,
-            "kept": result.report.kept,
+            "num_pairs": result.report.seen,
+            "num_kept": result.report.kept,
             "dropped": result.report.dropped,
             "examples": result.examples,
             "record": str(result.record),

@@ -192,7 +192,8 @@ def trim(
         tell_json(content)
         return
     for name, old, new in zip(before._fields, before, after, strict=True):
-        tell(f"{name.replace('_', ' ')}: {old:,} -> {new:,}")
+        words = name.removeprefix("num_").replace("_", " ")
+        tell(f"{words}: {old:,} -> {new:,}")
     tell(f"{output}: written")
     suggest_translation(load_config(RunDirectory(output).config_file), output)
 

@@ -84,7 +84,7 @@ def model(
             "config": str(config_file),
             "kind": config.model.kind,
             "vocabulary_size": vocabulary,
-            "parameters": summary.parameters | {"all": summary.num_parameters},
+            "num_parameters": summary.parameters | {"all": summary.num_parameters},
             "flops": {"source_length": source_length, "target_length": target_length}
             | summary.flops,
             "cache_bytes": {name: _bytes(count) for name, count in cache.items()},
@@ -249,9 +249,9 @@ def _plain(part: "ModuleSummary") -> dict[str, Any]:
     return {
         "name": part.name,
         "kind": part.kind,
-        "count": part.count,
+        "num_copies": part.count,
         "weights": part.shapes,
         "shared_with": part.shared_with,
-        "parameters": part.num_parameters,
+        "num_parameters": part.num_parameters,
         "modules": [_plain(inner) for inner in part.children],
     }

@@ -68,8 +68,8 @@ def extract_phrases(
         )
     if as_json:
         content = {
-            "pairs": result.num_pairs,
-            "phrases": result.num_phrases,
+            "num_pairs": result.num_pairs,
+            "num_phrases": result.num_phrases,
             "train": training_item(result.text),
         }
         tell_json(content)

@@ -135,8 +135,8 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
 def _print(result: "Synthesis", input_file: Path, as_json: bool) -> None:
     if as_json:
         content = {
-            "lines": result.num_lines,
-            "pairs": sum(result.num_pairs.values()),
+            "num_lines": result.num_lines,
+            "num_pairs": sum(result.num_pairs.values()),
             "by_teacher": result.num_pairs,
             "omitted": result.omitted,
             "record": str(result.record),

@@ -51,18 +51,18 @@ class Contrast:
         difference: its score minus that of the baseline.
         p_bootstrap: of paired bootstrap resampling (Koehn 2004).
         p_randomization: of paired approximate randomization (Riezler and Maxwell 2005).
-        wins: sentences with a better score than the baseline's.
-        ties: sentences with an equal score.
-        losses: sentences with a worse score.
+        num_wins: sentences with a better score than the baseline's.
+        num_ties: sentences with an equal score.
+        num_losses: sentences with a worse score.
         verdict: better or worse if both p-values are below `SIGNIFICANCE_LEVEL`, else undecided.
     """
 
     difference: float
     p_bootstrap: float
     p_randomization: float
-    wins: int
-    ties: int
-    losses: int
+    num_wins: int
+    num_ties: int
+    num_losses: int
     verdict: Verdict
 
     @property
@@ -187,14 +187,15 @@ def _contrast(
 ) -> Contrast:
     """Return the contrast of a difference, of those of the sentences, and of both tests."""
     sign = -1 if metric.lower_is_better else 1
-    wins, losses = int((sign * gains > 0).sum()), int((sign * gains < 0).sum())
+    num_wins, num_losses = int((sign * gains > 0).sum()), int((sign * gains < 0).sum())
     if difference == 0:
         p_bootstrap = p_randomization = 1.0
     verdict: Verdict = "undecided"
     if max(p_bootstrap, p_randomization) < SIGNIFICANCE_LEVEL:
         verdict = "better" if sign * difference > 0 else "worse"
-    ties = len(gains) - wins - losses
-    return Contrast(difference, p_bootstrap, p_randomization, wins, ties, losses, verdict)
+    num_ties = len(gains) - num_wins - num_losses
+    counts = num_wins, num_ties, num_losses
+    return Contrast(difference, p_bootstrap, p_randomization, *counts, verdict)
 
 
 def distinct_systems(systems: Sequence[str | os.PathLike[str]]) -> list[Path]:

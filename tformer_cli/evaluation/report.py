@@ -116,7 +116,7 @@ class Report:
             "by_frequency": _plain_table(self.by_frequency),
             "terms": [asdict(each) for each in self.terms],
             "reliability": {name: asdict(each) for name, each in self.reliability.items()},
-            "curves": {chart.title: chart.curves for chart in page.charts},
+            "curves": {name: y for chart in page.charts for name, y in chart.curves.items()},
             "lists": {name: [*map(asdict, lines)] for name, lines in self.lists.items()},
             "sentences": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
         }

@@ -127,7 +127,7 @@ def score_row(letter: str, scored: SystemScore) -> list[str]:
     contrast = scored.contrast
     if contrast is None:
         return cells + [""] * 6
-    counts = (contrast.wins, contrast.ties, contrast.losses)
+    counts = (contrast.num_wins, contrast.num_ties, contrast.num_losses)
     p_values = (contrast.p_bootstrap, contrast.p_randomization)
     return [
         *cells,

@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
 
     source_vocabulary: int
     target_vocabulary: int
-    parameters: int
+    num_parameters: int
 
 
 def trim_run(

@@ -30,7 +30,7 @@ class Table(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Curves that share their axes."""
+    """Curves by name that share their axes."""
 
     title: str
     curves: Mapping[str, Sequence[Point]]
@@ -121,7 +121,10 @@ class Page:
             "systems": self.systems,
             "languages": self.languages,
             "tables": [table._asdict() for table in self.tables],
-            "charts": [chart._asdict() for chart in self.charts],
+            "charts": [
+                {**each._asdict(), "curves": {CURVE_NAMES[x]: y for x, y in each.curves.items()}}
+                for each in self.charts
+            ],
             "breakdowns": [
                 {**each._asdict(), "buckets": [bucket._asdict() for bucket in each.buckets]}
                 for each in self.breakdowns
@@ -156,7 +159,7 @@ def learning_curves(history: History) -> list[Chart]:
     charts = []
     for panel in PANELS:
         curves = {
-            CURVE_NAMES[name]: list(_thinned(history.curves[name]))
+            name: list(_thinned(history.curves[name]))
             for name in panel.names
             if name in CURVE_NAMES and name in history.curves
         }
