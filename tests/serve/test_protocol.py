@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 from servers import SECONDS
@@ -31,6 +32,7 @@ async def connection(app=echo, state=None):
     from uvicorn.server import ServerState
 
     from tformer_cli.serve.protocol import LimitedProtocol
+    from tformer_cli.serve.server import listening_socket
 
     options = {"log_config": None, "log_level": "critical", "ws": "none", "lifespan": "off"}
     config = Config(app, timeout_graceful_shutdown=1, **options)
@@ -41,7 +43,11 @@ async def connection(app=echo, state=None):
         return LimitedProtocol(config, state, {})
 
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(SECONDS), await loop.create_server(protocol, "127.0.0.1") as server:
+    listener = listening_socket("127.0.0.1", 0)
+    async with (
+        asyncio.timeout(SECONDS),
+        await loop.create_server(protocol, sock=listener) as server,
+    ):
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
             yield reader, writer
@@ -237,3 +243,28 @@ def test_a_client_that_does_not_read_stops_no_server():
             return [task.done() for task in running], protocol.transport.is_closing()
 
     assert asyncio.run(stop()) == ([True], True)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone has this limit")
+@pytest.mark.parametrize("end", [b"\r\n", UPGRADE], ids=["httptools", "h11"])
+def test_a_client_that_does_not_read_keeps_no_connection(monkeypatch, end):
+    from uvicorn.server import ServerState
+
+    monkeypatch.setattr("tformer_cli.serve.server.WRITE_SECONDS", 0.1)
+    state = ServerState()
+
+    async def large(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a" * (1 << 24)})
+
+    async def stay():
+        failures = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+        async with connection(large, state) as (_, writer):
+            writer.transport.pause_reading()
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + end)
+            while state.total_requests < 1 or state.connections:
+                await asyncio.sleep(0.01)
+        return failures
+
+    assert asyncio.run(stay()) == []

@@ -26,6 +26,8 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.translate.translator import Translator
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Seconds that a connection is kept whose client takes nothing of its answer.
+WRITE_SECONDS = 60.0
 
 
 def serve(
@@ -113,6 +115,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
         # Connections inherit it: an answer is several small packets, and none must wait until the
         # client has acknowledged the one before, which takes 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
+            milliseconds = round(WRITE_SECONDS * 1000)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         return listener
     except (OSError, OverflowError, UnicodeError) as error:
         what = "cannot be listened on"
