@@ -1,7 +1,11 @@
 """Clients of LibreTranslate are answered in its shapes."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.serve.service import Limits
 from tformer_cli.translate.options import SearchOptions
 
@@ -68,6 +72,17 @@ def test_alternatives_are_the_next_best_translations(server, translator, number)
     assert answer.json() == {"translatedText": best, "alternatives": others}
     many = server.post("/translate", q=["ab cd", ""], alternatives=number, **LANGUAGES).json()
     assert many == {"translatedText": [best, ""], "alternatives": [others, []]}
+
+
+def test_alternatives_of_a_diverse_beam_are_those_of_one_with_as_many_groups(serve, translator):
+    diverse = copy.copy(translator)
+    decoding = BeamConfig(beam_size=4, num_beam_groups=2, max_length=20)
+    diverse.config = replace(translator.config, decoding=decoding)
+    larger = BeamConfig(beam_size=6, num_beam_groups=2, max_length=20)
+    (expected,) = translator.nbest(["ab cd"], 5, decoding=larger)
+    best, *others = dict.fromkeys(each.text for each in expected)
+    answer = serve(diverse).post("/translate", q="ab cd", alternatives=4, **LANGUAGES)
+    assert answer.json() == {"translatedText": best, "alternatives": others}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """LibreTranslate's API: /translate, /languages, /detect and /health."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -131,7 +132,10 @@ def with_candidates(config: Config, count: int) -> DecodingConfig:
     own = config.decoding
     if isinstance(own, SampleConfig) or getattr(own, "beam_size", 1) >= count:
         return own
-    return SearchOptions(beam_size=count).apply(config)
+    # Groups of a diverse beam are of equal size.
+    num_groups = getattr(own, "num_beam_groups", 1)
+    beam_size = math.ceil(count / num_groups) * num_groups
+    return SearchOptions(beam_size=beam_size).apply(config)
 
 
 def distinct_texts(lines: Sequence[Sequence[Translation]], ends: Sequence[str]) -> list[str]:
