@@ -140,6 +140,35 @@ def test_lines_are_translated_one_by_one(begin, translator, browser):
     assert [one.get("prefixes") for one in asked] == [None, [word], None]
 
 
+@pytest.mark.slow
+def test_a_line_that_is_too_long_is_named_and_the_others_are_translated(
+    begin, translator, open_page
+):
+    _, url = begin("--max-characters", "8")
+    page = open_page(url)
+    # Each letter counts once, as in Python.
+    lines = ["ab c", "abcdefga", "abc abcde", "\U00010330" * 8, "", "fg a", "a" * 10]
+    type_and_wait(page, "\n".join(lines))
+    expected = translator.translate(lines)
+    expected[2] = expected[6] = ""
+    assert page.locator("#target").text_content() == "\n".join(expected)
+    said = page.locator("#status")
+    assert said.text_content() == "Lines of more than 8 characters are not translated: 3, 7"
+    # The words that light up lie below theirs.
+    assert page.locator("#mirror").text_content() == "\n".join(lines)
+    page.locator("#source").evaluate("source => source.setSelectionRange(0, 0)")
+    page.locator("#alternatives [aria-pressed=true]").wait_for()
+    assert "not translated: 3, 7" in said.text_content()
+    lines[2] = "abc"
+    page.fill("#source", "\n".join(lines[:6]))
+    (expected[2],) = translator.translate(["abc"])
+    page.wait_for_function(
+        "text => document.querySelector('#target').textContent === text",
+        arg="\n".join(expected[:6]),
+    )
+    assert "not translated" not in said.text_content()
+
+
 # Requests wait while `held` is true.
 HOLD = """
 const send = window.fetch;

@@ -137,6 +137,7 @@ MODELS = described(
         )
     ),
     max_candidates={"type": "integer"},
+    max_characters={"type": "integer"},
     max_texts={"type": "integer"},
 )
 LANGUAGES = texts_of(described(code=TEXT, name=TEXT, targets=texts_of(TEXT)))

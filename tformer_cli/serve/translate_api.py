@@ -74,8 +74,8 @@ class TranslateApi:
         """List the models, once for each of their directions, and limits of a request."""
         models = [model_content(*each) for each in self.service.directions]
         limits = self.service.limits
-        most = {"max_candidates": limits.max_candidates, "max_texts": limits.max_texts}
-        return JSONResponse({"models": models, **most})
+        names = ("max_candidates", "max_characters", "max_texts")
+        return JSONResponse({"models": models, **{name: getattr(limits, name) for name in names}})
 
 
 class Drafts:

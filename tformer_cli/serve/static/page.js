@@ -14,6 +14,7 @@ const { source, mirror, target, status } = element;
 let models = [];
 let maxShown = MAX_SHOWN;
 let maxLines = 1; // of a request
+let maxCharacters = 1; // of a line
 let key = "";
 let asking = new AbortController();
 let timer;
@@ -48,6 +49,7 @@ async function loadModels() {
   models = listed.models;
   maxShown = Math.min(MAX_SHOWN, listed.max_candidates);
   maxLines = listed.max_texts;
+  maxCharacters = listed.max_characters;
   element.model.replaceChildren(
     ...models.map(({ name, source: from, target: to }) => {
       return new Option(`${languageName(from)} → ${languageName(to)} · ${name}`);
@@ -66,7 +68,10 @@ function begin() {
 /** A line of the text, with its part of each sheet; it has an answer once it is translated. */
 function newLine(text) {
   const [words, translated] = [document.createElement("span"), document.createElement("span")];
-  return { text, prefix: "", answer: undefined, shown: undefined, source: words, target: translated };
+  words.textContent = text;
+  const isLong = [...text].length > maxCharacters;
+  const sheets = { source: words, target: translated };
+  return { text, isLong, prefix: "", answer: undefined, shown: undefined, ...sheets };
 }
 
 /** Divide the text into lines. Those that were there before keep their translations. */
@@ -100,7 +105,7 @@ async function translate() {
   asking = new AbortController();
   const { signal } = asking;
   divide();
-  const asked = lines.filter((line) => line.text.trim() && !line.answer);
+  const asked = lines.filter((line) => line.text.trim() && !line.isLong && !line.answer);
   target.removeAttribute("aria-busy");
   if (!asked.length) return;
   element.announcement.textContent = "";
@@ -212,7 +217,16 @@ function attend(line) {
   element.alternatives.replaceChildren(
     ...translations.map((translation) => alternative(line, translation)),
   );
-  tell(line?.shown ? wordsAbout(line.shown) : "");
+  const long = wordsAboutLong();
+  tell([long, line?.shown && wordsAbout(line.shown)].filter(Boolean).join("\n"), long !== "");
+}
+
+/** Name the lines that are too long to be translated. */
+function wordsAboutLong() {
+  const numbers = lines.flatMap((line, index) => (line.isLong ? [index + 1] : []));
+  const limit = maxCharacters.toLocaleString("en");
+  const what = `Lines of more than ${limit} characters are not translated`;
+  return numbers.length ? `${what}: ${numbers.join(", ")}` : "";
 }
 
 function alternative(line, translation) {
