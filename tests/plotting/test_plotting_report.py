@@ -1,5 +1,6 @@
 """Pages of reports, parsed: nothing comes from elsewhere, texts stay texts, sizes are bounded."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -199,6 +200,50 @@ def test_the_labels_of_axes_are_whole_and_differ(open_page, tmp_path, last):
     for label in labels.all():
         box = label.bounding_box()
         assert chart["x"] <= box["x"] <= box["x"] + box["width"] <= chart["x"] + chart["width"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [1, 12_000, 1_000_000])
+@pytest.mark.parametrize("width", [320, 400])
+def test_the_labels_of_axes_can_be_read_on_a_phone(open_page, tmp_path, last, width):
+    history = History(tmp_path, {"valid_loss": [(last, 0.0004)]})
+    opened = open_page(
+        replace(page(["a"]), charts=learning_curves(history)),
+        viewport={"width": 900, "height": 600},
+    )
+    # A phone that was held across.
+    opened.set_viewport_size({"width": width, "height": 600})
+    labels = opened.locator(".charts text")
+    scale = labels.first.evaluate("label => label.getScreenCTM().a")
+    size = labels.first.evaluate("label => parseFloat(getComputedStyle(label).fontSize)")
+    assert scale * size >= 10.9
+    boxes = sorted(
+        (box["y"], box["x"], box["width"]) for box in (each.bounding_box() for each in labels.all())
+    )
+    lowest = boxes[-1][0]
+    steps = [(x, x + width) for y, x, width in boxes if y > lowest - 2]
+    assert len(steps) >= 2
+    assert all(end + 3 < start for (_, end), (start, _) in itertools.pairwise(steps))
+    assert steps[-1][1] <= width
+
+
+@pytest.mark.slow
+def test_a_page_of_large_letters_fits_a_phone(open_page):
+    tables = [SCORES._replace(title="Confidence: test_2016_flickr")]
+    opened = open_page(
+        replace(
+            page(["a"], lists=[SentenceList("untranslated", "", [(0, ["a" * 50])])]), tables=tables
+        ),
+        viewport={"width": 320, "height": 600},
+    )
+    opened.evaluate(
+        """() => {
+          const parts = [...document.querySelectorAll("body *")];
+          const sizes = parts.map((part) => parseFloat(getComputedStyle(part).fontSize));
+          parts.forEach((part, i) => { part.style.fontSize = `${2 * sizes[i]}px`; });
+        }"""
+    )
+    assert opened.evaluate("document.documentElement.scrollWidth") == 320
 
 
 @pytest.mark.slow

@@ -59,31 +59,43 @@ function ticks(highest, count) {
 
 const short = (number) => number.toLocaleString("en", { maximumSignificantDigits: 3 });
 
+const MAX_CHART_WIDTH = 440;
+
 function showChart(parent, chart) {
   const names = Object.keys(chart.curves);
-  const points = Object.values(chart.curves).flat();
-  const [width, height, left, right, bottom] = [440, 210, 48, 32, 24];
+  const figure = make("div", parent);
+  make("h3", figure, { textContent: chart.title });
+  if (names.length > 1) key(figure, names);
+  const picture = draw("svg", figure, { role: "img" });
+  const ends = names.map((name) => `${name}: ${short(chart.curves[name].at(-1)[1])}`).join(", ");
+  picture.setAttribute("aria-label", `${chart.title} by step; at the end ${ends}`);
+  // A narrow chart has fewer labels, not smaller ones.
+  const fit = () => drawCurves(picture, chart.curves, Math.min(figure.clientWidth, MAX_CHART_WIDTH));
+  fit();
+  addEventListener("resize", fit);
+}
+
+function drawCurves(picture, curves, width) {
+  const points = Object.values(curves).flat();
+  const [height, left, right, bottom] = [210, 48, 32, 24];
   const highest = (axis) => points.reduce((high, point) => Math.max(high, point[axis]), 0) || 1;
   const [lastX, lastY] = [highest(0), highest(1) * 1.04];
   const x = (value) => left + (width - left - right) * value / lastX;
   const y = (value) => 8 + (height - bottom - 8) * (1 - value / lastY);
-  const figure = make("div", parent);
-  make("h3", figure, { textContent: chart.title });
-  if (names.length > 1) key(figure, names);
-  const picture = draw("svg", figure, { viewBox: `0 0 ${width} ${height}`, role: "img" });
-  const ends = names.map((name) => `${name}: ${short(chart.curves[name].at(-1)[1])}`).join(", ");
-  picture.setAttribute("aria-label", `${chart.title} by step; at the end ${ends}`);
+  picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  picture.replaceChildren();
   ticks(lastY, 5).forEach((value) => {
     draw("line", picture, { x1: left, x2: width - right, y1: y(value), y2: y(value) });
     draw("text", picture, { x: left - 6, y: y(value) + 4, "text-anchor": "end" })
       .textContent = short(value);
   });
-  ticks(lastX, 6).filter(Number.isInteger).forEach((value) => {
+  const labelWidth = 7 * lastX.toLocaleString("en").length + 6;
+  const numLabels = Math.min(6, Math.floor((width - left - right) / labelWidth));
+  ticks(lastX, numLabels).filter(Number.isInteger).forEach((value) => {
     draw("text", picture, { x: x(value), y: height - 8, "text-anchor": "middle" })
       .textContent = value.toLocaleString("en");
   });
-  names.forEach((name, i) => {
-    const curve = chart.curves[name];
+  Object.entries(curves).forEach(([name, curve], i) => {
     const group = draw("g", picture, { class: CLASSES[i % 2] });
     draw("path", group, { d: `M${curve.map(([a, b]) => `${x(a)} ${y(b)}`).join("L")}` });
     curve.forEach(([a, b]) => {
