@@ -306,6 +306,43 @@ def test_a_server_that_stops_leaves_a_draft_and_says_so(begin, translator, open_
 
 
 @pytest.mark.slow
+def test_a_text_is_kept_for_its_tab_alone(begin, translator, browser):
+    _, url = begin()
+    window = browser.new_context()
+    page = window.new_page()
+    page.goto(url)
+    text = "ab c\n" * 20 + "fg a"
+    type_and_wait(page, text)
+    expected = "\n".join(translator.translate(text.split("\n")))
+    page.reload()
+    page.locator("#target:not([aria-busy]) .unit").first.wait_for()
+    assert page.locator("#source").input_value() == text
+    assert page.locator("#target").text_content() == expected
+    assert page.locator("#source").evaluate("part => part.scrollHeight <= part.clientHeight")
+    other = window.new_page()
+    other.goto(url)
+    other.locator("option").first.wait_for(state="attached")
+    assert other.locator("#source").input_value() == ""
+    page.fill("#source", "")
+    page.reload()
+    assert page.locator("#source").input_value() == ""
+
+
+@pytest.mark.slow
+def test_a_browser_that_keeps_nothing_translates(begin, translator, open_page):
+    _, url = begin()
+    page = open_page("about:blank")
+    page.add_init_script(
+        """Object.defineProperty(window, "sessionStorage", {
+          get() { throw new DOMException("denied", "SecurityError"); },
+        });"""
+    )
+    page.goto(url)
+    type_and_wait(page, "fg ab")
+    assert page.locator("#target").text_content() == translator.translate(["fg ab"])[0]
+
+
+@pytest.mark.slow
 def test_models_are_asked_for_again_by_what_is_typed(begin, translator, open_page):
     _, url = begin()
     page = open_page("about:blank")

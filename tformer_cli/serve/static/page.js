@@ -414,7 +414,26 @@ function grow() {
   source.style.height = `${source.scrollHeight}px`;
 }
 
+/** Keep the text for this tab, until it is closed. */
+function keep() {
+  try {
+    sessionStorage.setItem("text", source.value);
+  } catch {
+    // The browser has no room, or is told to keep nothing.
+  }
+}
+
+function restore() {
+  try {
+    source.value = sessionStorage.getItem("text") ?? "";
+  } catch {
+    // It is told to keep nothing.
+  }
+  grow();
+}
+
 source.addEventListener("input", () => {
+  keep();
   grow();
   mirror.replaceChildren();
   clearTimeout(timer);
@@ -428,4 +447,5 @@ element.login.addEventListener("submit", (event) => {
   translate();
 });
 
+restore();
 begin();
