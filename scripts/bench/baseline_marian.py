@@ -1,11 +1,12 @@
-"""Baseline: transformers' Marian in the sizes of a config; its training loop and its search."""
+"""Baselines: transformers' Marian and M2M-100 by a config; their training loop and their search."""
 
+import importlib.util
 import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from tformer_cli.corpus.bucketing import batches_in_order
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed
-from tformer_cli.errors import ConfigError, TrainingError, UsageError
+from tformer_cli.errors import ConfigError, Problem, TrainingError, UsageError
 from tformer_cli.evaluation.likelihood import LIKELIHOOD_BATCH_TOKENS
 from tformer_cli.export.marian_settings import FIXED, config_json, unsupported_by_marian
 from tformer_cli.export.marian_weights import table_names, weight_names
@@ -32,7 +33,9 @@ from tformer_cli.training.optim import set_learning_rate
 from tformer_cli.training.step import StepBatch, TrainState
 
 if TYPE_CHECKING:
-    from transformers import MarianMTModel
+    from transformers import M2M100ForConditionalGeneration, MarianMTModel
+
+    TransformersModel = MarianMTModel | M2M100ForConditionalGeneration
 
 # Keys of our config with one value in every Marian model; the others differ in no weight.
 FIXED_KEYS = {key: FIXED[key] for key in FIXED if key not in ("norm_position", "norm_epsilon")}
@@ -54,19 +57,44 @@ def build_marian(config: Config, tokenizers: Tokenizers) -> "MarianMTModel":
         ConfigError: Marian has no parts for the config.
         UsageError: transformers is not installed.
     """
+    settings = _settings(config, tokenizers)
+    from transformers import MarianConfig, MarianMTModel
+
+    return MarianMTModel(MarianConfig(**settings))
+
+
+def build_m2m100(config: Config, tokenizers: Tokenizers) -> "M2M100ForConditionalGeneration":
+    """Return M2M-100, which is Marian with pre-norm, as `build_marian` does.
+
+    Raises:
+        ConfigError: M2M-100 has no parts for the config.
+        UsageError: transformers is not installed.
+    """
+    tie = config.model.tie_embeddings
+    if tie != "all":
+        what = "must be all for M2M-100"
+        raise ConfigError([Problem("model.tie_embeddings", what, tie)])
+    settings = _settings(config, tokenizers)
+    from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+    return M2M100ForConditionalGeneration(M2M100Config(**settings))
+
+
+def _settings(config: Config, tokenizers: Tokenizers) -> dict[str, Any]:
+    """Return the settings of a network of transformers, and seed its initial weights."""
     unsupported = unsupported_by_marian(config, FIXED_KEYS)
     if problems := [problem for problem in unsupported if problem.where.startswith("model.")]:
         raise ConfigError(problems)
-    try:
-        from transformers import MarianConfig, MarianMTModel
-    except ImportError:
-        raise UsageError(
-            "transformers", "is not installed", remedy="pip install transformers"
-        ) from None
+    if importlib.util.find_spec("transformers") is None:
+        raise UsageError("transformers", "is not installed", remedy="pip install transformers")
     torch.manual_seed(config.seed)
     settings = config_json(config, tokenizers.source.size, tokenizers.target.size) | SPECIAL_IDS
-    init_std = config.model.dim**-0.5
-    return MarianMTModel(MarianConfig(**settings, init_std=init_std, attn_implementation="sdpa"))
+    own = {"init_std": config.model.dim**-0.5, "attn_implementation": "sdpa"}
+    # M2M-100 drops layers unless it is told not to.
+    own |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+    # Those of a saved model, which a config of transformers has by itself.
+    names = ("model_type", "architectures")
+    return {key: value for key, value in settings.items() if key not in names} | own
 
 
 @torch.no_grad()
@@ -150,7 +178,7 @@ def _accumulate_gradients(state: TrainState, batches: Sequence[Batch], num_token
 
 
 @torch.inference_mode()
-def mean_nll(marian: "MarianMTModel", store: TokenStore) -> float:
+def mean_nll(marian: "TransformersModel", store: TokenStore) -> float:
     """Return the cross-entropy per target token without label smoothing, in nats."""
     marian.eval()
     nll, num_tokens = 0.0, 0
@@ -164,7 +192,7 @@ class MarianEngine(Engine):
     """Marian by transformers' own search, which has no patience, in batches of similar length."""
 
     def __init__(
-        self, marian: "MarianMTModel", suppressed_ids: Sequence[int], batch_size: int
+        self, marian: "TransformersModel", suppressed_ids: Sequence[int], batch_size: int
     ) -> None:
         self.marian = marian.eval()
         self.suppressed_ids = list(suppressed_ids)

@@ -73,8 +73,10 @@ def sweep(
     folder: Folder,
     variants: Variants = None,
     name: Annotated[
-        Literal["ours", "hf"],
-        typer.Option("--baseline", help="ours: tformer; hf: transformers' Marian."),
+        Literal["ours", "hf", "m2m100"],
+        typer.Option(
+            "--baseline", help="ours: tformer; hf: transformers' Marian; m2m100: its M2M-100."
+        ),
     ] = "ours",
     seeds: Annotated[str, typer.Option(help="Seeds of each.")] = "1",
     settings: SetOption = None,

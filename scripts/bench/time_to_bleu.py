@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure the minutes of training to a BLEU, for tformer and for transformers' Marian."""
+"""Measure the minutes of training to a BLEU, for tformer and for networks of transformers."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import torch
 import typer
 from cli import AsJson, Folder, Threads, hardware, names_in, numbers_in, show
 from harness import ROOT, aligned, log
-from training_runs import RUNS, Marian, TrainingRun, train_in_process
+from training_runs import RUNS, Ours, TrainingRun, train_in_process
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
@@ -32,15 +32,15 @@ def build_runs(
 ) -> Iterator[TrainingRun]:
     """Yield the trainings NAME-SEED of a folder, those of a seed together.
 
-    `learning_rate` is Marian's; None is the config's.
+    `learning_rate` is that of transformers; None is the config's.
     """
     # Every best checkpoint is kept; no training has more validations than steps.
     training = replace(config.training, keep_best=config.training.max_steps)
     rate = training.optimizer.learning_rate if learning_rate is None else learning_rate
-    marians = replace(training, optimizer=replace(training.optimizer, learning_rate=rate))
+    theirs = replace(training, optimizer=replace(training.optimizer, learning_rate=rate))
     for seed in seeds:
         for name in names:
-            own = replace(config, seed=seed, training=marians if name == "hf" else training)
+            own = replace(config, seed=seed, training=training if name == Ours.name else theirs)
             yield RUNS[name](own, RunDirectory(folder / f"{name}-{seed}"))
 
 
@@ -111,20 +111,24 @@ def time_to_bleu(
     ] = ROOT / "configs" / "multi30k-tiny.yaml",
     seeds: Annotated[str, typer.Option(help="One training of each baseline per seed.")] = "1",
     names: Annotated[
-        str, typer.Option("--baselines", help="ours: tformer; hf: transformers' Marian.")
+        str,
+        typer.Option(
+            "--baselines",
+            help="ours: tformer; hf: transformers' Marian; m2m100: its M2M-100, with pre-norm.",
+        ),
     ] = "ours,hf",
     settings: SetOption = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Marian's peak.", show_default="the config's")
+        float | None, typer.Option(help="Peak of Marian and M2M-100.", show_default="the config's")
     ] = None,
     threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the minutes of training to a BLEU, for tformer and for transformers' Marian.
+    """Measure the minutes of training to a BLEU, for tformer and for networks of transformers.
 
-    Marian gets the tokens, sizes, batches, optimizer, schedule, validations and steps of the
-    config, in a good loop: batches of similar length, SDPA, fused AdamW. It is post-norm and has
-    initial weights of its own, with a standard deviation of dim ** -0.5. Post-norm may want a lower
+    Marian and M2M-100 get the tokens, sizes, batches, optimizer, schedule, validations and steps of
+    the config, in a good loop: batches of similar length, SDPA, fused AdamW. Their initial weights
+    have a standard deviation of dim ** -0.5. Marian is post-norm, and may want a lower
     --learning-rate, which sweep.py finds on the validation text.
 
     Minutes are those of the optimizer steps; the length of the schedule is training.max_steps. Each
@@ -145,8 +149,8 @@ def time_to_bleu(
         raise UsageError(str(config), "has no test set", remedy="name one under data.test")
     torch.set_num_threads(threads)
     chosen = names_in("--baselines", names, RUNS, "baseline")
-    if learning_rate is not None and Marian.name not in chosen:
-        what = "has no effect without the baseline hf"
+    if learning_rate is not None and set(chosen) == {Ours.name}:
+        what = "has no effect without a baseline of transformers"
         raise UsageError("--learning-rate", what, got=f"{learning_rate:g}", remedy="leave it out")
     if learning_rate is not None and not 0 < learning_rate < math.inf:
         what = "must be a number above 0"

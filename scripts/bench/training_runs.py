@@ -1,4 +1,4 @@
-"""Trainings of tformer and of transformers' Marian that resume, each in a process of its own.
+"""Trainings of tformer and of networks of transformers that resume, each in its own process.
 
 Both have the same tokens, sizes, batches, optimizer, schedule and validations.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from baseline_marian import MarianEngine, build_marian, marian_steps, mean_nll
+from baseline_marian import MarianEngine, build_m2m100, build_marian, marian_steps, mean_nll
 from flops import CPU
 from harness import Worker, children_cpu_seconds, log
 from train_baselines import prepared
@@ -49,7 +49,7 @@ from tformer_cli.training.validation import is_finished, scored
 from tformer_cli.translate.translator import Translator
 
 if TYPE_CHECKING:
-    from transformers import MarianMTModel
+    from baseline_marian import TransformersModel
 
 # Keys of `training` that Marian's loop does not know.
 OURS_ALONE = ("consistency", "layer_drop", "ema_decay", "freeze", "tags_first", "init_from")
@@ -175,12 +175,16 @@ class Marian(TrainingRun):
         super().check()
         if isinstance(self.config.data.valid, tuple):
             what = "must be a text, not a list"
-            raise UsageError("data.valid", what, remedy="name one, or leave hf out")
-        defaults, remedy = TrainingConfig(), "leave it out, or leave hf out"
+            raise UsageError("data.valid", what, remedy=f"name one, or leave {self.name} out")
+        defaults, remedy = TrainingConfig(), f"leave it out, or leave {self.name} out"
         for key in OURS_ALONE:
             if getattr(self.config.training, key) != getattr(defaults, key):
-                raise UsageError(f"training.{key}", "has no effect on Marian", remedy=remedy)
-        build_marian(self.config, self.tokenizers())
+                raise UsageError(f"training.{key}", f"has no effect on {self.title}", remedy=remedy)
+        self.build()
+
+    def build(self) -> "TransformersModel":
+        """Return the network with its initial weights."""
+        return build_marian(self.config, self.tokenizers())
 
     def tokenizers(self) -> Tokenizers:
         """Return the tokenizers that tformer builds from the same config."""
@@ -193,7 +197,7 @@ class Marian(TrainingRun):
         training = config.training
         logger = TrainingLogger(None, training)
         ours = Trainer.setup(config, self.run, tokenizers, device=CPU, logger=logger)
-        marian, precision = build_marian(config, tokenizers), ours.state.precision
+        marian, precision = self.build(), ours.state.precision
         state = TrainState.of(marian, training, device=CPU, precision=precision, seed=config.seed)
         state.progress = replace(ours.initial, settings=trajectory_settings(config))
         make_directory(path)
@@ -207,7 +211,7 @@ class Marian(TrainingRun):
                 loss = next(steps)
                 if state.step % training.report_every == 0 or state.step == training.max_steps:
                     minutes = state.progress.seconds / 60
-                    log(f"marian step {state.step}  loss {loss:.3f}  after {minutes:.1f} min")
+                    log(f"{self.title} step {state.step}  loss {loss:.3f}  after {minutes:.1f} min")
                 shutdown.poll()
                 if shutdown.signal is not None or training.saves_at(state.step):
                     self._validate_and_save(state)
@@ -227,7 +231,7 @@ class Marian(TrainingRun):
         ):
             raise CheckpointError(
                 str(self.run.path),
-                "holds a Marian that was trained otherwise",
+                f"holds a {self.title} that was trained otherwise",
                 remedy="remove it, or name another --folder",
             )
         restore_checkpoint(self.run, state, checkpoint)
@@ -240,10 +244,11 @@ class Marian(TrainingRun):
             score = self.validation_score(average or state.model)
             state.progress = scored(state.progress, score, self.config.training)
             is_best = state.progress.best_step == state.step
-            log(f"marian valid {state.step}  {score:.3f}{'  (best so far)' if is_best else ''}")
+            best = "  (best so far)" if is_best else ""
+            log(f"{self.title} valid {state.step}  {score:.3f}{best}")
         take_checkpoint(self.run, state, average)
 
-    def validation_score(self, marian: "MarianMTModel") -> float:
+    def validation_score(self, marian: "TransformersModel") -> float:
         """Return BLEU or negative loss: the higher the better."""
         training, text = self.config.training, self.config.data.valid
         if training.selection_metric == "loss":
@@ -252,18 +257,28 @@ class Marian(TrainingRun):
         return self.bleu(translator, text, training.validation_decoding)[1].score
 
     def translator(self, checkpoint: Path) -> Translator:
-        marian = build_marian(self.config, self.tokenizers())
+        marian = self.build()
         load_weights(checkpoint, marian)
         return self.translator_of(marian)
 
-    def translator_of(self, marian: "MarianMTModel") -> Translator:
-        """Return what translates by Marian's own search."""
+    def translator_of(self, marian: "TransformersModel") -> Translator:
+        """Return what translates by the search of transformers."""
         tokenizers = self.tokenizers()
         engine = MarianEngine(marian, tokenizers.target.suppressed_ids, SEARCH_BATCH)
         return Translator(engine, tokenizers, self.config)
 
 
-RUNS: dict[str, type[TrainingRun]] = {kind.name: kind for kind in (Ours, Marian)}
+class M2M100(Marian):
+    """transformers' M2M-100, as Marian but for its pre-norm, which learns from less text."""
+
+    name = "m2m100"
+    title = "M2M-100"
+
+    def build(self) -> "TransformersModel":
+        return build_m2m100(self.config, self.tokenizers())
+
+
+RUNS: dict[str, type[TrainingRun]] = {kind.name: kind for kind in (Ours, Marian, M2M100)}
 
 
 def train_in_process(training: TrainingRun, *, threads: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import baseline_marian
 import pytest
 import torch
-from baseline_marian import MarianEngine, build_marian
+from baseline_marian import MarianEngine, build_m2m100, build_marian
 from safetensors.torch import load_file
 from torch import nn
 from toy import write_toy
@@ -78,8 +78,9 @@ def test_search_repeats_no_ngram_of_the_limit(kind, config, tokenizers):
     assert len(pairs) == len(set(pairs)) > 1
 
 
-def test_loss_equals_ours_on_the_same_logits(config, tokenizers):
-    model = build_marian(config, tokenizers).eval()
+@pytest.mark.parametrize("build", [build_marian, build_m2m100])
+def test_loss_equals_ours_on_the_same_logits(build, config, tokenizers):
+    model = build(config, tokenizers).eval()
     store = evaluation_store(config.data.valid, tokenizers)
     batch = next(batches_in_order(store, batch_tokens=200))
     logits = model(
@@ -125,6 +126,18 @@ def test_a_model_that_marian_has_no_parts_for_is_refused(change, config, tokeniz
     assert [problem.where for problem in raised.value.problems] == [
         f"model.{key}" for key in change
     ]
+
+
+def test_m2m100_ties_all_embeddings_and_normalizes_first(config, tokenizers):
+    model, marian = build_m2m100(config, tokenizers), build_marian(config, tokenizers)
+    # The norms after the last layers of both stacks.
+    assert num_trained(model) - num_trained(marian) == 4 * config.model.dim
+    rates = model.config.encoder_layerdrop, model.config.decoder_layerdrop
+    assert rates == (0.0, 0.0)
+    other = replace(config, model=replace(config.model, tie_embeddings="output"))
+    with pytest.raises(ConfigError) as raised:
+        build_m2m100(other, tokenizers)
+    assert str(raised.value) == "model.tie_embeddings: must be all for M2M-100 (output)"
 
 
 def with_optimizer(config: Config, optimizer: OptimizerConfig) -> Config:

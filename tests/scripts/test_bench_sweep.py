@@ -39,7 +39,7 @@ def swept(config_file: Path, *words: str) -> object:
     return CliRunner().invoke(sweep.app, given)
 
 
-@pytest.mark.parametrize("name", ["ours", "hf"])
+@pytest.mark.parametrize("name", ["ours", "hf", "m2m100"])
 def test_each_variant_is_trained_once_with_each_seed(config_file, monkeypatch, name):
     monkeypatch.setattr(sweep, "train_in_process", lambda run, **_: run.train())
     words = ("--baseline", name, "--seeds", "1,2", "--variant", SLOW, "--variant", SLOWEST)

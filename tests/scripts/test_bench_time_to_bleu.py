@@ -449,11 +449,12 @@ def test_table_reads_as_a_row_a_training():
     [
         (
             ["--baselines", "ours,textbook"],
-            "--baselines: no such baseline (textbook); choose from: ours, hf",
+            "--baselines: no such baseline (textbook); choose from: ours, hf, m2m100",
         ),
         (
             ["--baselines", "ours", "--learning-rate", "1e-3"],
-            "--learning-rate: has no effect without the baseline hf (0.001); leave it out",
+            "--learning-rate: has no effect without a baseline of transformers (0.001); "
+            "leave it out",
         ),
         (["--learning-rate", "0"], "--learning-rate: must be a number above 0 (0)"),
         (["--learning-rate", "-1e-3"], "--learning-rate: must be a number above 0 (-0.001)"),
