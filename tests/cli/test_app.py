@@ -130,7 +130,11 @@ def test_ctrl_c_is_answered_by_a_line(tformer, toy_run, monkeypatch):
 
 
 def test_ctrl_c_during_the_first_imports_is_answered_by_a_line(tmp_path):
-    (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    # What a shell runs in the background ignores SIGINT.
+    restored = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    (tmp_path / "typer.py").write_text(
+        f"import signal\n{restored}\nsignal.raise_signal(signal.SIGINT)\n"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, function = project["scripts"]["tformer"].split(":")
