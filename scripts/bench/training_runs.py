@@ -269,7 +269,7 @@ class Marian(TrainingRun):
 
 
 class M2M100(Marian):
-    """transformers' M2M-100, as Marian but for its pre-norm, which learns from less text."""
+    """transformers' M2M-100, like Marian with pre-norm, which learns from less text."""
 
     name = "m2m100"
     title = "M2M-100"

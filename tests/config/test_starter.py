@@ -77,6 +77,7 @@ def test_names_and_languages_that_yaml_could_misread(tmp_path: Path) -> None:
         (501, SubwordConfig(vocab_size=1000), 128, 4000),
         (5_000, SubwordConfig(vocab_size=1000), 128, 4000),
         (5_001, SubwordConfig(vocab_size=4000), 192, 6000),
+        (15_001, SubwordConfig(vocab_size=6000), 192, 6000),
         (50_001, SubwordConfig(vocab_size=8000), 256, 6000),
         (300_001, SubwordConfig(vocab_size=10000), 512, 30_000),
         (1_000_001, SubwordConfig(vocab_size=32000), 512, 100_000),
