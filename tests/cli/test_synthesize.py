@@ -159,7 +159,7 @@ def test_two_processes_write_what_one_does(toy_run, text, tmp_path, tformer):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    for key in ("pairs", "by_teacher"):
+    for key in ("num_pairs", "by_teacher"):
         assert json.loads(done.stdout)[key] == json.loads(one.stdout)[key]
     for end in ("source", "target", "jsonl"):
         assert (tmp_path / f"x.{end}").read_bytes() == (tmp_path / f"y.{end}").read_bytes()
