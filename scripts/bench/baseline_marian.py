@@ -60,6 +60,7 @@ def build_marian(config: Config, tokenizers: Tokenizers) -> "MarianMTModel":
     settings = _settings(config, tokenizers)
     from transformers import MarianConfig, MarianMTModel
 
+    torch.manual_seed(config.seed)
     return MarianMTModel(MarianConfig(**settings))
 
 
@@ -77,17 +78,17 @@ def build_m2m100(config: Config, tokenizers: Tokenizers) -> "M2M100ForConditiona
     settings = _settings(config, tokenizers)
     from transformers import M2M100Config, M2M100ForConditionalGeneration
 
+    torch.manual_seed(config.seed)
     return M2M100ForConditionalGeneration(M2M100Config(**settings))
 
 
 def _settings(config: Config, tokenizers: Tokenizers) -> dict[str, Any]:
-    """Return the settings of a network of transformers, and seed its initial weights."""
+    """Return the settings of a network of transformers, in the sizes of a config."""
     unsupported = unsupported_by_marian(config, FIXED_KEYS)
     if problems := [problem for problem in unsupported if problem.where.startswith("model.")]:
         raise ConfigError(problems)
     if importlib.util.find_spec("transformers") is None:
         raise UsageError("transformers", "is not installed", remedy="pip install transformers")
-    torch.manual_seed(config.seed)
     settings = config_json(config, tokenizers.source.size, tokenizers.target.size) | SPECIAL_IDS
     own = {"init_std": config.model.dim**-0.5, "attn_implementation": "sdpa"}
     # M2M-100 drops layers unless it is told not to.

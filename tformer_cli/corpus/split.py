@@ -173,7 +173,8 @@ def _num_occurrences(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
 
 
 def _has_empty_side(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    return _is_in(keys[:, 0], {EMPTY_KEY}) | _is_in(keys[:, 1], {EMPTY_KEY})
+    is_empty: NDArray[np.bool_] = keys == EMPTY_KEY
+    return is_empty[:, 0] | is_empty[:, 1]
 
 
 def _is_in(keys: NDArray[np.uint64], selected: set[int]) -> NDArray[np.bool_]:
