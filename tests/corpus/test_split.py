@@ -147,7 +147,7 @@ def test_no_more_than_a_thousand_pairs_are_held_out() -> None:
         distinct(2),
         [("a", "b"), ("c", "b"), ("d", "b"), ("e", "b")],
         [("a", "b")] * 100,
-        [("", "b"), ("c", " "), ("", "")] * 3,
+        [("a", "b"), *[("", "b"), ("c", " "), ("", "")] * 3],
     ],
     ids=["two", "one target", "one pair", "whitespace"],
 )
@@ -282,6 +282,20 @@ def test_empty_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         split_text(empty, tmp_path / "my.data", LANGUAGES)
     assert str(raised.value) == f"{empty.source}: no lines; name a file with text"
+
+
+def test_text_whose_pairs_all_have_an_empty_side_is_refused(tmp_path: Path) -> None:
+    text = write(tmp_path, [("a", ""), (" ", "b"), *((f"c {i}", "\u3000") for i in range(9))])
+    output, valid = tmp_path / "my.data", write(tmp_path, [("new", "neu")], "valid")
+    message = (
+        f"{text.source}: every pair has an empty side (11 pairs); "
+        "name a text whose lines have translations"
+    )
+    for split in (lambda: split_text(text, output, LANGUAGES), lambda: given_split(text, valid)):
+        with pytest.raises(DataError) as raised:
+            split()
+        assert str(raised.value) == message
+    assert not output.exists()
 
 
 def test_each_pair_counts_whenever_it_is_read(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def split_text(
     keys, characters, words = _inventory(text, on_done)
     if not len(keys):
         raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
+    _check_sides(text, keys)
     parts = assign_parts(keys)
     *num_pairs, num_set_aside, num_empty = np.bincount(parts, minlength=LEFT_OUT + 1).tolist()
     if not all(num_pairs):
@@ -115,6 +116,7 @@ def given_split(text: Bitext, valid: Bitext, *, on_done: OnRead = lambda count: 
     for name, each in texts.items():
         if not num_pairs[name]:
             raise DataError(str(each.source_file), "no lines", remedy="name a file with text")
+    _check_sides(text, keys)
     num_empty = int(_has_empty_side(keys).sum())
     return Split(
         texts=texts,
@@ -175,6 +177,17 @@ def _num_occurrences(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
 def _has_empty_side(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     is_empty: NDArray[np.bool_] = keys == EMPTY_KEY
     return is_empty[:, 0] | is_empty[:, 1]
+
+
+def _check_sides(text: Bitext, keys: NDArray[np.uint64]) -> None:
+    """Refuse a text of which training would leave out all pairs."""
+    if _has_empty_side(keys).all():
+        raise DataError(
+            str(text.source_file),
+            "every pair has an empty side",
+            got=quantity(len(keys), "pair"),
+            remedy="name a text whose lines have translations",
+        )
 
 
 def _is_in(keys: NDArray[np.uint64], selected: set[int]) -> NDArray[np.bool_]:
