@@ -85,6 +85,29 @@ def test_alternatives_of_a_diverse_beam_are_those_of_one_with_as_many_groups(ser
     assert answer.json() == {"translatedText": best, "alternatives": others}
 
 
+@pytest.mark.parametrize("beam_size", [2, 4])
+def test_a_diverse_beam_for_alternatives_is_as_large_as_whole_groups_allow(
+    serve, translator, beam_size
+):
+    diverse = copy.copy(translator)
+    decoding = BeamConfig(beam_size=beam_size, num_beam_groups=2, max_length=20)
+    diverse.config = replace(translator.config, decoding=decoding)
+    searches = []
+
+    def translate_windows(windows, count, *, decoding, **options):
+        searches.append((decoding, count))
+        return translator.translate_windows(windows, count, decoding=decoding, **options)
+
+    diverse.translate_windows = translate_windows
+    server = serve(diverse, limits=Limits(max_candidates=5))
+    answer = server.post("/translate", q="ab cd", alternatives=4, **LANGUAGES)
+    largest = BeamConfig(beam_size=4, num_beam_groups=2, max_length=20)
+    assert searches == [(largest, 4)]
+    (expected,) = translator.nbest(["ab cd"], 4, decoding=largest)
+    best, *others = dict.fromkeys(each.text for each in expected)
+    assert answer.json() == {"translatedText": best, "alternatives": others}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -66,13 +66,15 @@ class LibreTranslateApi:
             return refusal_answer(error, {422: 400}.get(status_of(error)))
 
     async def _translated(self, request: Request) -> dict[str, Any]:
-        most = self.service.limits.max_texts + MAX_OTHER_FIELDS
-        fields, deadline = await self.service.read(request, max_form_fields=most)
+        limits = self.service.limits
+        max_fields = limits.max_texts + MAX_OTHER_FIELDS
+        fields, deadline = await self.service.read(request, max_form_fields=max_fields)
         self.service.keys.check(request.headers, fields.get("api_key"))
         self._check(fields)
         queue, direction = self.service.queue(None, fields["source"], fields["target"])
         count = 1 + int(fields.get("alternatives", 0))
-        decoding = with_candidates(queue.model.translator.config, count)
+        decoding = with_candidates(queue.model.translator.config, count, limits.max_candidates)
+        count = min(count, getattr(decoding, "beam_size", count))
         is_list = isinstance(fields["q"], list)
         # Lines, with the end of each but the last between them.
         texts = [_LINE_END.split(text) for text in (fields["q"] if is_list else [fields["q"]])]
@@ -127,15 +129,18 @@ class LibreTranslateApi:
         return JSONResponse({"status": "ok"})
 
 
-def with_candidates(config: Config, count: int) -> DecodingConfig:
-    """Return the search of a run, with a beam large enough for so many translations."""
+def with_candidates(config: Config, count: int, most: int) -> DecodingConfig:
+    """Return the search of a run, with a beam large enough for so many translations.
+
+    A beam that has to grow has at most `most` translations. Those of a diverse beam, whose groups
+    are of equal size, may then be fewer than asked for.
+    """
     own = config.decoding
     if isinstance(own, SampleConfig) or getattr(own, "beam_size", 1) >= count:
         return own
-    # Groups of a diverse beam are of equal size.
     num_groups = getattr(own, "num_beam_groups", 1)
-    beam_size = math.ceil(count / num_groups) * num_groups
-    return SearchOptions(beam_size=beam_size).apply(config)
+    group_size = min(math.ceil(count / num_groups), most // num_groups)
+    return SearchOptions(beam_size=group_size * num_groups).apply(config)
 
 
 def distinct_texts(lines: Sequence[Sequence[Translation]], ends: Sequence[str]) -> list[str]:
