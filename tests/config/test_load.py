@@ -202,6 +202,20 @@ def test_override_reaches_a_test_set_whose_name_has_dots(file: Path) -> None:
     assert whole["wmt.20"].target == Path("/e")
 
 
+@pytest.mark.parametrize("name", ["wmt.2016", "wmt.20.news", "old.2016"])
+def test_a_new_name_with_dots_is_told_how_to_be_written(file: Path, name: str) -> None:
+    file.write_text(f"{DATA}  test: {{old: {{source: /a, target: /b}}}}\n")
+    remedy = "write data.test={NAME: ...} if the name has dots"
+    for override in (f"data.test.{name}.source=/c", f"data.test.{name}={{source: /c, target: /d}}"):
+        (complaint,) = complaints(file, override)
+        assert complaint.endswith(f"; {remedy}")
+    followed = f"data.test={{{name}: {{source: /c, target: /d}}}}"
+    assert [*load_config(file, [followed]).data.test] == [name]
+    # A key that is misspelled has another remedy, or none.
+    for override in ("data.test.new.sorce=/c", "data.test.old.sorce=/c"):
+        assert remedy not in "".join(complaints(file, override))
+
+
 def test_override_leaves_what_an_alias_shares(file: Path) -> None:
     file.write_text("data: {train: [&t {source: /a, target: /b}], valid: *t, test: {x: *t}}\n")
     data = load_config(file, ["data.valid.source=/c"]).data

@@ -211,7 +211,12 @@ class _Builder:
         entries = self._entries(node, path)
         if entries is None:
             return _FAILED
-        parts = {key: self.build(item, hint, join(path, key)) for key, item in entries.items()}
+        parts = {}
+        for key, item in entries.items():
+            num_problems = len(self.problems)
+            parts[key] = self.build(item, hint, join(path, key))
+            if parts[key] is _FAILED and _is_deeper_override(item):
+                self._set_remedy(num_problems, f"write {path}={{NAME: ...}} if the name has dots")
         return self._whole(parts, dict.fromkeys(parts, hint), path, dict)
 
     def _whole(
@@ -302,6 +307,14 @@ class _Builder:
         subject = "" if not path or where == f"{OVERRIDE}{path}" else f"{path}: "
         self.problems.append((order, Problem(where, f"{subject}{what}", got, remedy)))
         return _FAILED
+
+
+def _is_deeper_override(item: yaml.Node) -> bool:
+    """Return whether the key path of an override goes on below a key of an item."""
+    return isinstance(item, yaml.MappingNode) and any(
+        isinstance(value, yaml.MappingNode) and is_override(value.start_mark)
+        for _, value in item.value
+    )
 
 
 def _integer(text: str) -> int | None:
