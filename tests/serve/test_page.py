@@ -329,6 +329,46 @@ def test_a_text_is_kept_for_its_tab_alone(begin, translator, browser):
 
 
 @pytest.mark.slow
+def test_a_model_is_kept_for_its_tab_while_the_server_has_it(
+    begin, toy_run, translator, browser, tmp_path
+):
+    other = shutil.copytree(toy_run, tmp_path / "other")
+    _, url = begin(str(other))
+    window = browser.new_context()
+    page = window.new_page()
+    page.goto(url)
+    choice = page.locator("#model")
+    label = "document.querySelector('#model').selectedOptions[0].text"
+    choice.locator("option").nth(1).wait_for(state="attached")
+    assert page.evaluate(label).endswith(" · run")
+    type_and_wait(page, "ab c")
+    with page.expect_response("**/api/translate") as answer:
+        choice.select_option(index=1)
+    assert answer.value.request.post_data_json["model"] == "other"
+    with page.expect_response("**/api/translate") as answer:
+        page.reload()
+    assert answer.value.request.post_data_json["model"] == "other"
+    assert page.evaluate(label).endswith(" · other")
+    page.locator("#target:not([aria-busy]) .unit").first.wait_for()
+    assert page.locator("#target").text_content() == translator.translate(["ab c"])[0]
+    # Another tab has the first one, and so has this one when its model is gone.
+    tab = window.new_page()
+    tab.goto(url)
+    tab.locator("option").nth(1).wait_for(state="attached")
+    assert tab.evaluate(label).endswith(" · run")
+
+    def without_other(route):
+        listed = route.fetch().json()
+        listed["models"] = [each for each in listed["models"] if each["name"] == "run"]
+        route.fulfill(json=listed)
+
+    page.route("**/api/models", without_other)
+    with page.expect_response("**/api/translate") as answer:
+        page.reload()
+    assert answer.value.request.post_data_json["model"] == "run"
+
+
+@pytest.mark.slow
 def test_a_browser_that_keeps_nothing_translates(begin, translator, open_page):
     _, url = begin()
     page = open_page("about:blank")

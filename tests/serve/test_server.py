@@ -39,7 +39,8 @@ def begin(toy_run):
         )
         processes.append(process)
         line = process.stderr.readline()
-        assert line.startswith("serving run at http://127.0.0.1:"), line + process.stderr.read()
+        is_serving = line.startswith("serving run") and "http://127.0.0.1:" in line
+        assert is_serving, line + process.stderr.read()
         return process, line.split()[-1]
 
     yield begin

@@ -55,6 +55,8 @@ async function loadModels() {
       return new Option(`${languageName(from)} → ${languageName(to)} · ${name}`);
     }),
   );
+  element.model.value = restored("model");
+  if (!model()) element.model.selectedIndex = 0; // None is kept, or it is gone.
   element.model.disabled = models.length === 1;
   choose();
 }
@@ -414,38 +416,41 @@ function grow() {
   source.style.height = `${source.scrollHeight}px`;
 }
 
-/** Keep the text for this tab, until it is closed. */
-function keep() {
+/** Keep what is typed or chosen for this tab, until it is closed. */
+function keep(name, value) {
   try {
-    sessionStorage.setItem("text", source.value);
+    sessionStorage.setItem(name, value);
   } catch {
     // The browser has no room, or is told to keep nothing.
   }
 }
 
-function restore() {
+function restored(name) {
   try {
-    source.value = sessionStorage.getItem("text") ?? "";
+    return sessionStorage.getItem(name) ?? "";
   } catch {
-    // It is told to keep nothing.
+    return ""; // It is told to keep nothing.
   }
-  grow();
 }
 
 source.addEventListener("input", () => {
-  keep();
+  keep("text", source.value);
   grow();
   mirror.replaceChildren();
   clearTimeout(timer);
   timer = setTimeout(models.length ? translate : begin, PAUSE);
 });
 addEventListener("resize", grow);
-element.model.addEventListener("change", choose);
+element.model.addEventListener("change", () => {
+  keep("model", element.model.value);
+  choose();
+});
 element.login.addEventListener("submit", (event) => {
   event.preventDefault();
   key = element.key.value;
   translate();
 });
 
-restore();
+source.value = restored("text");
+grow();
 begin();
