@@ -198,6 +198,16 @@ def test_a_large_body_is_not_read(serve, translator):
     assert zeros[0]["status"] == 400
 
 
+def test_a_body_has_as_many_bytes_as_the_list_of_models_says(serve, translator):
+    server = serve(translator, limits=Limits(max_body=100))
+    listed = server.ask("GET", "/api/models").json()["max_body"]
+    headers = {"Content-Type": "application/json"}
+    for count, status in ((listed, 200), (listed + 1, 413)):
+        body = '{"text": "ab"}'.ljust(count)
+        answer = server.ask("POST", "/api/translate", content=body, headers=headers)
+        assert answer.status_code == status
+
+
 def test_a_run_is_asked_with_its_own_beam_whatever_the_limit(serve, translator):
     server = serve(translator, limits=Limits(max_candidates=1))
     (expected,) = translator.translate(["ab"])

@@ -103,6 +103,25 @@ def test_more_lines_than_a_request_may_have_are_several_requests(begin, translat
 
 
 @pytest.mark.slow
+def test_requests_have_no_more_bytes_than_the_server_takes(begin, translator, browser):
+    _, url = begin("--max-body", "400")
+    page = browser.new_page()
+    asked = []
+    page.on("request", lambda one: asked.append(one.post_data_buffer) if one.post_data else None)
+    page.goto(url)
+    # Characters of three bytes, of which a line has 60 and more.
+    lines = [f"ab {letter * 20} c" for letter in "中文字一二三四"] + ["fg a", "b"]
+    page.fill("#source", "\n".join(lines))
+    page.locator("#target:not([aria-busy]) .unit").first.wait_for()
+    assert page.locator("#status.error").count() == 0
+    assert page.locator("#target").text_content() == "\n".join(translator.translate(lines))
+    assert [text for body in asked for text in json.loads(body)["text"]] == lines
+    assert max(map(len, asked)) <= 400
+    # Each has several lines, so their bytes are those of UTF-8 rather than of escapes.
+    assert len(asked) < len(lines)
+
+
+@pytest.mark.slow
 def test_lines_are_translated_one_by_one(begin, translator, browser):
     _, url = begin()
     page = browser.new_page()

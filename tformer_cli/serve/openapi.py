@@ -136,6 +136,7 @@ MODELS = described(
             decoding={"type": "object"},
         )
     ),
+    max_body={"type": "integer"},
     max_candidates={"type": "integer"},
     max_characters={"type": "integer"},
     max_texts={"type": "integer"},

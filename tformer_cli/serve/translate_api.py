@@ -74,7 +74,7 @@ class TranslateApi:
         """List the models, once for each of their directions, and limits of a request."""
         models = [model_content(*each) for each in self.service.directions]
         limits = self.service.limits
-        names = ("max_candidates", "max_characters", "max_texts")
+        names = ("max_body", "max_candidates", "max_characters", "max_texts")
         return JSONResponse({"models": models, **{name: getattr(limits, name) for name in names}})
 
 

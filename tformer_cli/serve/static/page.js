@@ -14,6 +14,7 @@ const { source, mirror, target, status } = element;
 let models = [];
 let maxShown = MAX_SHOWN;
 let maxLines = 1; // of a request
+let maxBytes = 1; // of a request
 let maxCharacters = 1; // of a line
 let key = "";
 let asking = new AbortController();
@@ -49,6 +50,7 @@ async function loadModels() {
   models = listed.models;
   maxShown = Math.min(MAX_SHOWN, listed.max_candidates);
   maxLines = listed.max_texts;
+  maxBytes = listed.max_body;
   maxCharacters = listed.max_characters;
   element.model.replaceChildren(
     ...models.map(({ name, source: from, target: to }) => {
@@ -124,9 +126,16 @@ async function translate() {
   target.removeAttribute("aria-busy");
 }
 
-/** Translate as many lines as a request may have. */
+/** Translate as many lines as a request may have; by halves where their bytes are too many. */
 async function request(asked, signal) {
-  for await (const [name, content] of events(fieldsOf(asked), signal)) {
+  const body = new TextEncoder().encode(JSON.stringify(fieldsOf(asked)));
+  if (body.length > maxBytes && asked.length > 1) {
+    const half = Math.ceil(asked.length / 2);
+    await request(asked.slice(0, half), signal);
+    await request(asked.slice(half), signal);
+    return;
+  }
+  for await (const [name, content] of events(body, signal)) {
     if (name === "draft") asked[content.index].target.textContent = content.text;
     else if (name === "error") throw new Error(content.error);
     else content.texts.forEach((answer, index) => show(asked[index], answer));
@@ -144,14 +153,14 @@ function fieldsOf(asked) {
   return { ...chosen, text, ...wanted, ...(prefixes.some(Boolean) && { prefixes }) };
 }
 
-/** Yield the events of an answer, each with its name and content. */
-async function* events(fields, signal) {
+/** Yield the events of the answer to a body, each with its name and content. */
+async function* events(body, signal) {
   const headers = { "Content-Type": "application/json" };
   // A header has bytes, each of which is a character here: those of UTF-8.
   const bytes = String.fromCharCode(...new TextEncoder().encode(key));
   if (key) headers.Authorization = `Bearer ${bytes}`;
   const response = await fetch("api/translate", {
-    method: "POST", headers, body: JSON.stringify(fields), signal,
+    method: "POST", headers, body, signal,
   }).catch(failSilent);
   if (!response.ok) {
     element.login.hidden &&= response.status !== 401;
