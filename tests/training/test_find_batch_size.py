@@ -103,6 +103,16 @@ def test_no_batch_larger_than_the_text_is_tried(toy, tried):
     assert answer.is_whole_text
 
 
+@pytest.mark.parametrize(
+    ("setting", "times"), [("data.train.0.weight=3", 3), ("training.bidirectional_steps=4", 2)]
+)
+def test_a_text_that_an_epoch_has_several_times_fills_as_large_a_batch(toy, tried, setting, times):
+    answer = found(toy, 64, CPU, setting)
+    lines = load_config(toy).data.train[0].source.read_text().splitlines()
+    assert answer.batch_tokens == max(tried) == times * sum(len(line) + 1 for line in lines)
+    assert answer.is_whole_text
+
+
 def test_without_a_limit_a_share_of_the_free_memory_is_taken(toy, tried, monkeypatch):
     monkeypatch.setattr(module, "free_memory", lambda: 500 << 20)
     assert found(toy, None).memory_limit_bytes == 400 << 20

@@ -38,7 +38,7 @@ TryBatch = Callable[[int], int | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargestBatch:
-    """The largest token budget that fits into memory, or that the whole text fills."""
+    """The largest token budget that fits into memory, or that a whole epoch fills."""
 
     batch_tokens: int
     peak_memory_bytes: int
@@ -87,9 +87,11 @@ def find_batch_size(
 
         # A config refuses smaller batches.
         smallest = config.data.max_length + 1
-        # Of a batch of all pairs, on the longer side and without padding.
-        longer = np.maximum(data.store.source_lengths, data.store.target_lengths)
-        num_tokens = int(longer.sum(dtype=np.int64)) + len(longer)
+        # Of a batch of a whole epoch, on the longer side and without padding. The first phase has
+        # the largest epochs.
+        store = data.phase_after(0).store
+        longer = np.maximum(store.source_lengths, store.target_lengths)
+        num_tokens = float((longer + 1) @ store.weights[:])
         max_tokens = max(smallest, round(num_tokens / (data.report.seen / num_pairs)))
         batch_tokens = largest(fits, smallest, max_tokens)
         if batch_tokens is None:
