@@ -121,9 +121,14 @@ def _metrics(config: Config) -> dict[str, tuple[Bitext, Metric]]:
     data = config.data
     return {
         name: (text, build_metric("bleu", config.evaluation, data.direction_of(text)[1]))
-        for name, text in data.valid_texts.items()
-        if not isinstance(text, PlainText)
+        for name, text in _parallel_texts(config).items()
     }
+
+
+def _parallel_texts(config: Config) -> dict[str, Bitext]:
+    """Return each parallel validation text, by name."""
+    texts = config.data.valid_texts.items()
+    return {name: text for name, text in texts if not isinstance(text, PlainText)}
 
 
 def check_validation(
@@ -211,12 +216,14 @@ def is_finished(progress: TrainingProgress, training: TrainingConfig) -> bool:
 def validation_fingerprint(config: Config) -> str:
     """Return a hash of what `selection_score` depends on besides the model."""
     metric = config.training.selection_metric
+    # Some tokenizers of BLEU load a model.
+    metrics = _metrics(config) if metric == "bleu" else {}
     digest = hashlib.sha256()
     for name, text in config.data.valid_texts.items():
         decisive = f"({metric!r},)"
         if metric == "bleu":
             # The options include the tokenizer of the target language.
-            _, bleu = _metrics(config)[name]
+            _, bleu = metrics[name]
             decoding = former_repr(config.training.validation_decoding)
             decisive = f"({metric!r}, {bleu.options!r}, {decoding})"
         digest.update(f"{name.removeprefix('valid')}{decisive}".encode())
@@ -230,6 +237,6 @@ def sample_translations(validation: Validation, config: Config) -> list[tuple[st
 
     They are the same lines each time. Monolingual text has none.
     """
-    pairs = list(read_texts(text for text, _ in _metrics(config).values()))
+    pairs = list(read_texts(_parallel_texts(config).values()))
     indices = even_lines(len(pairs), config.training.sample_translations)
     return [(*pairs[index], validation.hypotheses[index]) for index in indices]
