@@ -65,20 +65,6 @@ def test_dropout_stands_before_the_last_map(activation):
     assert abs(is_kept[whole != 0].double().mean() - 0.5) < 0.03
 
 
-@pytest.mark.parametrize("activation", ["relu", "swiglu"])
-def test_state_dicts_of_older_versions_load(activation):
-    config = EncoderDecoderConfig(dim=D, feedforward_dim=F, activation=activation)
-    block, other = build_feedforward(config), build_feedforward(config)
-    former = {
-        name.replace("up.", "inner.").replace("down.", "outer."): weight
-        for name, weight in block.state_dict().items()
-    }
-    assert {"inner.weight", "outer.bias"} < former.keys()
-    other.load_state_dict(former)
-    for name, weight in block.state_dict().items():
-        assert torch.equal(other.state_dict()[name], weight)
-
-
 def test_only_weights_of_feedforward_blocks_are_renamed():
     layer = "decoder.layers.3"
     assert current_weight_name(f"{layer}.feedforward.inner.weight") == (

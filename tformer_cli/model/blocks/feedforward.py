@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +14,13 @@ from tformer_cli.kernels.dropout import Dropout
 Activation = Callable[[Tensor], Tensor]
 
 # Checkpoints and exports of older versions have these weights.
-FORMER_NAMES = {"inner": "up", "outer": "down"}
+_CURRENT_NAMES = {"inner": "up", "outer": "down"}
 _FORMER_NAME = re.compile(r"(?<=\bfeedforward\.)(inner|outer)(?=\.)")
 
 
 def current_weight_name(name: str) -> str:
     """Return the name of a weight, which an older version may have written."""
-    return _FORMER_NAME.sub(lambda match: FORMER_NAMES[match[1]], name)
+    return _FORMER_NAME.sub(lambda match: _CURRENT_NAMES[match[1]], name)
 
 
 class FeedForward(nn.Module):
@@ -35,7 +34,6 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(feedforward_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
-        self.register_load_state_dict_pre_hook(_rename_former)  # type: ignore[no-untyped-call]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return (..., D) for hidden states (..., D)."""
@@ -59,7 +57,6 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(feedforward_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
-        self.register_load_state_dict_pre_hook(_rename_former)  # type: ignore[no-untyped-call]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return (..., D) for hidden states (..., D)."""
@@ -73,13 +70,6 @@ class GatedFeedForward(nn.Module):
         The gate is not among them: the authors of DeepNorm do not scale its weights.
         """
         return self.up, self.down
-
-
-def _rename_former(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
-    for former, current in FORMER_NAMES.items():
-        for kind in ("weight", "bias"):
-            if (name := f"{prefix}{former}.{kind}") in state_dict:
-                state_dict[f"{prefix}{current}.{kind}"] = state_dict.pop(name)
 
 
 PLAIN_ACTIVATIONS: Mapping[str, Activation] = {
