@@ -63,7 +63,7 @@ def train(
         run: the run folder; None for `runs/NAME` of `NAME.yaml`.
         settings: overrides of keys, such as `training.max_steps=100`.
         device: auto, cpu, cuda, cuda:N or mps.
-        fresh: discard the content of the run folder and start again.
+        fresh: discard the training in the run folder and start over; other files stay.
         live: redraw curves of loss and validation BLEU, if stderr is a terminal.
 
     Returns:

@@ -98,7 +98,8 @@ def train(
     """Train a new run to the end, or resume it from its last intact checkpoint.
 
     The end is `max_steps`, or early stopping after `patience` validations no better than the best.
-    Processes of torchrun share the work. `fresh` empties the folder first; `live` draws curves.
+    Processes of torchrun share the work. `fresh` discards the training in the folder, but neither
+    its log nor foreign files; `live` draws curves.
 
     Raises:
         TformerError: a file cannot be used, the config changed since the run began, another
