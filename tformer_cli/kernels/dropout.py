@@ -30,7 +30,7 @@ def dropout(hidden_states: Tensor, p: float) -> Tensor:
     """Set elements to zero with probability `p`, and divide the others by 1 - p.
 
     On a CPU, `p` is rounded to a multiple of 1/65536 in both places, so the expected value is
-    exact.
+    exact up to the rounding of 1 / (1 - p) to the number format of the hidden states.
     """
     if p == 0:
         return hidden_states
