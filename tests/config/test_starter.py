@@ -75,7 +75,8 @@ def test_names_and_languages_that_yaml_could_misread(tmp_path: Path) -> None:
     [
         (500, CharConfig(), 128, 1000),
         (501, SubwordConfig(vocab_size=1000), 128, 4000),
-        (5_000, SubwordConfig(vocab_size=1000), 128, 4000),
+        (2_000, SubwordConfig(vocab_size=1000), 128, 4000),
+        (2_001, SubwordConfig(vocab_size=2000), 192, 3000),
         (5_001, SubwordConfig(vocab_size=4000), 192, 6000),
         (15_001, SubwordConfig(vocab_size=6000), 192, 6000),
         (50_001, SubwordConfig(vocab_size=8000), 256, 6000),

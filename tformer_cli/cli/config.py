@@ -129,7 +129,7 @@ def new(
     Without a validation text, pairs are held out for validation, and as many for a test: 5% of the
     different sources, at most 1,000. The splits are written beside the configuration; your files
     are not changed. No source or target sentence of the held-out pairs stays in the training text.
-    A text of 501 to 5,000 pairs gets its phrase pairs beside it, as `tformer extract-phrases`
+    A text of 501 to 2,000 pairs gets its phrase pairs beside it, as `tformer extract-phrases`
     writes them.
 
     Example: tformer config new corpus.en corpus.de --output my.yaml

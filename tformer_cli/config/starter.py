@@ -21,7 +21,8 @@ SHIPPED = ("configs", "data/demo")
 # first template teach no subwords.
 _SIZES = (
     (500, ("tiny", 0)),
-    (5_000, ("small", 1000)),
+    (2_000, ("mini", 1000)),
+    (5_000, ("small", 2000)),
     (15_000, ("medium", 4000)),
     (50_000, ("medium", 6000)),
     (300_000, ("large", 8000)),
@@ -29,7 +30,7 @@ _SIZES = (
     (math.inf, ("giant", 32_000)),
 )
 # Of fewer pairs, words are too rare to be aligned; of more, phrases help with some texts alone.
-_TEMPLATE_WITH_PHRASES = "small"
+_TEMPLATE_WITH_PHRASES = "mini"
 # A sentence has some five to twenty phrases, of which most have few words.
 _WEIGHT_BESIDE_PHRASES = 4
 _COMMENT_COLUMN = 34
