@@ -96,8 +96,7 @@ def test_more_lines_than_a_request_may_have_are_several_requests(begin, translat
     page.on("request", lambda one: asked.append(one.post_data_json) if one.post_data else None)
     page.goto(url)
     lines = ["ab c", "fg a", "", "c de", "b", "ga"]
-    page.fill("#source", "\n".join(lines))
-    page.locator("#target:not([aria-busy]) .unit").first.wait_for()
+    type_and_wait(page, "\n".join(lines))
     assert page.locator("#target").text_content() == "\n".join(translator.translate(lines))
     assert [one["text"] for one in asked] == [["ab c", "fg a"], ["c de", "b"], ["ga"]]
 
@@ -111,8 +110,7 @@ def test_requests_have_no_more_bytes_than_the_server_takes(begin, translator, br
     page.goto(url)
     # Characters of three bytes, of which a line has 60 and more.
     lines = [f"ab {letter * 20} c" for letter in "中文字一二三四"] + ["fg a", "b"]
-    page.fill("#source", "\n".join(lines))
-    page.locator("#target:not([aria-busy]) .unit").first.wait_for()
+    type_and_wait(page, "\n".join(lines))
     assert page.locator("#status.error").count() == 0
     assert page.locator("#target").text_content() == "\n".join(translator.translate(lines))
     assert [text for body in asked for text in json.loads(body)["text"]] == lines
