@@ -286,12 +286,16 @@ def test_empty_text_is_refused(tmp_path: Path) -> None:
 
 def test_text_whose_pairs_all_have_an_empty_side_is_refused(tmp_path: Path) -> None:
     text = write(tmp_path, [("a", ""), (" ", "b"), *((f"c {i}", "\u3000") for i in range(9))])
-    output, valid = tmp_path / "my.data", write(tmp_path, [("new", "neu")], "valid")
+    output, other = tmp_path / "my.data", write(tmp_path, [("new", "neu")], "other")
     message = (
         f"{text.source}: every pair has an empty side (11 pairs); "
         "name a text whose lines have translations"
     )
-    for split in (lambda: split_text(text, output, LANGUAGES), lambda: given_split(text, valid)):
+    for split in (
+        lambda: split_text(text, output, LANGUAGES),
+        lambda: given_split(text, other),
+        lambda: given_split(other, text),
+    ):
         with pytest.raises(DataError) as raised:
             split()
         assert str(raised.value) == message

@@ -76,9 +76,7 @@ def split_text(
     if output.exists():
         _check_replaceable(output, origin, text, overwrite)
     keys, characters, words = _inventory(text, on_done)
-    if not len(keys):
-        raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
-    _check_sides(text, keys)
+    _check_pairs(text, keys)
     parts = assign_parts(keys)
     *num_pairs, num_set_aside, num_empty = np.bincount(parts, minlength=LEFT_OUT + 1).tolist()
     if not all(num_pairs):
@@ -108,19 +106,16 @@ def split_text(
 
 
 def given_split(text: Bitext, valid: Bitext, *, on_done: OnRead = lambda count: None) -> Split:
-    """Return a training text, which is read twice, and a validation text as they are."""
+    """Return a training text and a validation text as they are; both are read twice."""
     overlap = overlaps(counted(read_texts([text]), on_done), {"valid": valid})["valid"]
     keys, characters, words = _inventory(text, on_done)
-    num_pairs = {"train": len(keys), "valid": overlap.num_pairs}
-    texts = {"train": text, "valid": valid}
-    for name, each in texts.items():
-        if not num_pairs[name]:
-            raise DataError(str(each.source_file), "no lines", remedy="name a file with text")
-    _check_sides(text, keys)
+    _check_pairs(text, keys)
+    valid_keys, *_ = _inventory(valid, lambda count: None)
+    _check_pairs(valid, valid_keys)
     num_empty = int(_has_empty_side(keys).sum())
     return Split(
-        texts=texts,
-        num_pairs={**num_pairs, "train": len(keys) - num_empty},
+        texts={"train": text, "valid": valid},
+        num_pairs={"train": len(keys) - num_empty, "valid": len(valid_keys)},
         num_in_training={"valid": overlap.pairs},
         num_set_aside=0,
         num_empty=num_empty,
@@ -179,8 +174,10 @@ def _has_empty_side(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return is_empty[:, 0] | is_empty[:, 1]
 
 
-def _check_sides(text: Bitext, keys: NDArray[np.uint64]) -> None:
-    """Refuse a text of which training would leave out all pairs."""
+def _check_pairs(text: Bitext, keys: NDArray[np.uint64]) -> None:
+    """Refuse a text without pairs, and one of which all would be left out."""
+    if not len(keys):
+        raise DataError(str(text.source_file), "no lines", remedy="name a file with text")
     if _has_empty_side(keys).all():
         raise DataError(
             str(text.source_file),
