@@ -47,7 +47,7 @@ def step_cost(
     median over the rounds, with its range. Each sentence counts once. Nothing is saved.
 
     Example: python scripts/bench/step_cost.py configs/multi30k-tiny.yaml
-    --variant "training.consistency={kind: simcut}"
+    --set training.consistency=null --variant "training.consistency={kind: simcut}"
     """
     chosen = list(dict.fromkeys([UNCHANGED, *(variants or [])]))
     configs = [load_config(config, [*(settings or []), *settings_of(each)]) for each in chosen]
