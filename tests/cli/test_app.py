@@ -127,6 +127,9 @@ def test_ctrl_c_is_answered_by_a_line(tformer, toy_run, monkeypatch):
     result = tformer("eval", toy_run)
     message = "tformer eval: interrupted; re-run the command\n"
     assert (result.exit_code, result.stderr) == (130, message)
+    monkeypatch.setattr("tformer_cli.cli.config.load_config", pressed)
+    result = tformer("config", "show", "no.yaml")
+    assert result.stderr == "tformer config show: interrupted; re-run the command\n"
 
 
 def test_ctrl_c_during_the_first_imports_is_answered_by_a_line(tmp_path):

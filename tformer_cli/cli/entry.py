@@ -99,7 +99,7 @@ class PlainCommand(PastableExamples, TyperCommand):
                 # It has shown ^C.
                 typer.echo(err=True)
             raise Interrupted(
-                f"tformer {self.name}",
+                ctx.command_path,
                 "interrupted",
                 signal=signal.SIGINT,
                 remedy="re-run the command",
