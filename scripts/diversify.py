@@ -24,7 +24,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import ImportedTokenizerConfig
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import TformerError, UsageError
 from tformer_cli.storage.run_directory import RUNS
 from tformer_cli.terminal import progress_bar
 from tformer_cli.translate.synthesis import RealSide
@@ -65,7 +65,8 @@ def diversify(
         for number in range(1, num_teachers + 1):
             teacher = folder / f"{direction}-{number}"
             tell(f"{teacher}: training")
-            teachers.append(train(replace(own, seed=own.seed + number), teacher, device=device))
+            seeded = replace(own, seed=own.seed + number)
+            teachers.append(trained(seeded, teacher, device, anew="another --folder"))
         for index, text in enumerate(originals):
             # What fewer teachers have written is another text. In the config of the last run,
             # which names it, a relative path would begin at that run.
@@ -75,7 +76,7 @@ def diversify(
     final = folder / "final"
     tell(f"{final}: training on {len(texts)} texts")
     data = replace(last.data, train=tuple(texts))
-    return train(replace(last, data=data), final, device=device)
+    return trained(replace(last, data=data), final, device, anew=f"{final} removed")
 
 
 def _check(config: Config) -> None:
@@ -144,6 +145,23 @@ def reversed_text(text: ParallelText) -> ParallelText:
         source_language=text.target_language,
         target_language=text.source_language,
     )
+
+
+def trained(config: Config, run: Path, device: str, *, anew: str) -> Path:
+    """Train a run, or resume it; `anew` says in an error how this script starts one over."""
+
+    def own_option(name: str, value: str) -> str | None:
+        return {
+            "fresh": anew,
+            "init_from": f"--set training.init_from={value}",
+            "run": f"--folder {value}".rstrip(),
+        }.get(name)
+
+    try:
+        return train(config, run, device=device)
+    except TformerError as error:
+        error.problems = tuple(problem.renamed(own_option) for problem in error.problems)
+        raise
 
 
 def translated(

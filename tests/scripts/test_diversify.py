@@ -13,7 +13,7 @@ from toy import CONFIG, write_languages, write_toy
 from tformer_cli import Translator, train
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TagsFirstConfig
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import TformerError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +102,26 @@ def test_several_directions_are_refused_before_a_training(tmp_path):
         "write a config for each"
     )
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_cannot_be_resumed_is_refused_with_the_options_of_the_script(tmp_path):
+    file = toy_config(tmp_path / "data")
+    final = tmp_path / "new" / "final"
+    train(load_config(file), final, device="cpu")
+    other = load_config(file, ["training.max_steps=12"])
+    with pytest.raises(TformerError) as raised:
+        diversify.trained(other, final, "cpu", anew=f"{final} removed")
+    assert list(map(str, raised.value.problems)) == [
+        f"{final}: training.max_steps was 6 when this run began (12); change it back, start over "
+        f"with {final} removed, or train its weights further: --set training.init_from=RUN "
+        "--folder NEW"
+    ]
+    (tmp_path / "new" / "forward-1").mkdir()
+    (tmp_path / "new" / "forward-1" / "mine").write_text("")
+    with pytest.raises(TformerError) as raised:
+        diversify.diversify(other, other, tmp_path / "new", 1, "cpu")
+    (problem,) = raised.value.problems
+    assert problem.remedy == "name another folder with --folder"
 
 
 def test_pairs_that_are_there_are_named_since_another_search_changes_nothing(tmp_path, capsys):
