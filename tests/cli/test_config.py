@@ -366,6 +366,29 @@ def test_new_adds_the_phrases_of_a_text_of_a_thousand_pairs(folder: Path) -> Non
     assert printed(*arguments, "--force").split("\n") == lines
 
 
+def test_no_phrase_is_a_held_out_line(folder: Path) -> None:
+    # "warm cup" is a part of "old warm cup".
+    names = [f"n{number}" for number in range(10)]
+    qualities = [f"q{number}" for number in range(8)]
+    lines = [f"{quality} {name}" for quality in qualities for name in names]
+    lines += [f"{other} {line}" for other in qualities for line in lines if other not in line]
+    Path("train.en").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    Path("train.de").write_text("".join(f"{line}e\n" for line in lines), encoding="utf-8")
+    printed("new", "train.en", "train.de", "--output", "my.yaml")
+    phrases = Path("my.phrases.en").read_text(encoding="utf-8").splitlines()
+    held_out = [
+        line
+        for part in ("valid", "test")
+        for line in Path(f"my.data/{part}.en").read_text(encoding="utf-8").splitlines()
+    ]
+    parts = {line.split(" ", 1)[1] for line in lines if line not in held_out}
+    assert parts & set(held_out)
+    assert phrases
+    assert not set(phrases) & set(held_out)
+    result = CliRunner().invoke(config_app, ["check", "my.yaml"])
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_new_does_without_phrases_where_sentences_are_words(folder: Path) -> None:
     for language in ("en", "de"):
         lines = "".join(f"{language}{line}\n" for line in range(1000))

@@ -230,8 +230,9 @@ def _write_phrases(split: "Split", languages: Direction, files: Sequence[Path]) 
         return None
     from tformer_cli.corpus.phrases import Phrases, find_phrases, write_phrases
 
+    train, *held_out = split.texts.values()
     with progress_bar("pair") as bar:
-        phrases, num_pairs = find_phrases(split.texts["train"], languages, on_done=bar.update)
+        phrases, num_pairs = find_phrases(train, languages, held_out=held_out, on_done=bar.update)
     if not phrases:
         return None
     return Phrases(write_phrases(phrases, files), len(phrases), num_pairs)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tformer_cli.config.schema.text import Bitext, Direction, PairsFile, TrainingText
+from tformer_cli.corpus.line_keys import line_key
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.word_alignment import Links, align_words
 from tformer_cli.errors import DataError, check_positive, reject_str
@@ -104,11 +105,13 @@ def find_phrases(
     languages: Direction,
     *,
     max_words: int = MAX_PHRASE_WORDS,
+    held_out: Sequence[Bitext] = (),
     on_done: Callable[[int], object] = lambda count: None,
 ) -> tuple[list[tuple[str, str]], int]:
     """Return the phrase pairs of a text, each once, and the number of pairs that were aligned.
 
-    Arguments and errors are those of `extract_phrases`, but a text may have none.
+    No side of them is a line of the `held_out` texts, in any case and with any whitespace. Other
+    arguments and errors are those of `extract_phrases`, but a text may have none.
     """
     check_positive("`max_words`", max_words)
     if isinstance(text, PairsFile) and text.languages is None:
@@ -120,6 +123,9 @@ def find_phrases(
         for source_words, target_words in consistent_spans(links, len(source.spans), *limits):
             phrases[source.phrase(*source_words), target.phrase(*target_words)] = None
         on_done(1)
+    if held_out:
+        keys = {line_key(side) for pair in read_texts(held_out) for side in pair}
+        return [pair for pair in phrases if keys.isdisjoint(map(line_key, pair))], len(pairs)
     return list(phrases), len(pairs)
 
 
