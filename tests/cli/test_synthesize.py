@@ -134,7 +134,10 @@ def test_mistakes_are_named_by_option(call, words, message):
 def test_teachers_are_checked_before_any_is_loaded(tformer, toy_run, text, tmp_path):
     words = ("-i", text, "-o", tmp_path / "x")
     result = tformer("distill", toy_run, toy_run, *words)
-    assert (result.exit_code, result.stderr) == (2, f"TEACHER: names a model twice ({toy_run})\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"TEACHER: names a model twice ({toy_run}); name each once\n",
+    )
     result = tformer("distill", toy_run, tmp_path / "b", "--ensemble", toy_run, *words)
     assert result.stderr == (
         "--ensemble: needs a single teacher, whose other models it names (2 teachers); "

@@ -322,13 +322,19 @@ def test_a_model_with_two_paths_is_one_teacher(make, teachers, tmp_path):
     for other in (link, one / ".." / one.name, os.path.relpath(one)):
         with pytest.raises(TformerError) as raised:
             make(SHORT, [one, other])
-        assert str(raised.value) == f"`teachers`: names a model twice ({one} and {other})"
+        assert (
+            str(raised.value)
+            == f"`teachers`: names a model twice ({one} and {other}); name each once"
+        )
 
 
 def test_what_no_pairs_can_be_made_of_is_refused(make, teachers, tmp_path):
     for names, message in [
         ([], "`teachers`: needs at least one model; name a run folder"),
-        ([teachers[0], f"{teachers[0]}/"], f"`teachers`: names a model twice ({teachers[0]})"),
+        (
+            [teachers[0], f"{teachers[0]}/"],
+            f"`teachers`: names a model twice ({teachers[0]}); name each once",
+        ),
         (teachers[0], "`teachers`: must be a list of texts (a text); put brackets around it"),
     ]:
         with pytest.raises(TformerError) as raised:

@@ -77,7 +77,8 @@ class Teachers:
         if not names:
             raise UsageError("`teachers`", "needs at least one model", remedy="name a run folder")
         if twice := named_twice(names):
-            raise UsageError("`teachers`", "names a model twice", got=twice)
+            what = "names a model twice"
+            raise UsageError("`teachers`", what, got=twice, remedy="name each once")
         if ensemble and len(names) > 1:
             what = "needs a single teacher, whose other models it names"
             remedy = "name one teacher, and the others by `ensemble`"
