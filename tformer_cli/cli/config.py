@@ -230,7 +230,8 @@ def _write_phrases(split: "Split", languages: Direction, files: Sequence[Path]) 
         return None
     from tformer_cli.corpus.phrases import Phrases, find_phrases, write_phrases
 
-    train, *held_out = split.texts.values()
+    train = split.texts["train"]
+    held_out = [text for name, text in split.texts.items() if name != "train"]
     with progress_bar("pair") as bar:
         phrases, num_pairs = find_phrases(train, languages, held_out=held_out, on_done=bar.update)
     if not phrases:
