@@ -2,8 +2,12 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,3 +113,29 @@ def test_words_that_occur_together_are_aligned(order):
     targets = [[words[source[i]] for i in order] for source in sources]
     for links in align_words(sources, targets):
         assert links == {(i, j) for j, i in enumerate(order)}
+
+
+# Each word stands once, so that links at the same distance from the diagonal are as likely as each
+# other, up to the last bit.
+LINKS_OF_NEW_WORDS = """
+import itertools, random
+from tformer_cli.corpus.word_alignment import align_words
+draw, words = random.Random(1), map(str, itertools.count())
+sides = [
+    [list(itertools.islice(words, draw.randint(1, 30))) for _ in range(100)] for _ in range(2)
+]
+print([sorted(links) for links in align_words(*sides)])
+"""
+
+
+def test_links_are_the_same_on_a_processor_with_fewer_instructions():
+    def links(**environment: str) -> str:
+        command = [sys.executable, "-W", "ignore", "-c", LINKS_OF_NEW_WORDS]
+        return subprocess.run(
+            command, env=os.environ | environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    optional = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    plain = links(NPY_DISABLE_CPU_FEATURES=" ".join(optional))
+    assert len(plain) > 1000
+    assert links() == plain

@@ -3,6 +3,9 @@
 Each direction is IBM Model 1 with a prior near the diagonal and a null word, as in fast_align (Dyer
 et al. 2013, section 2); the two alignments are joined by grow-diag (Och and Ney 2003, section 3;
 Koehn et al. 2003).
+
+Links are the same on every processor: sums are taken in order, and nothing is computed by functions
+whose last bit the processor decides.
 """
 
 import itertools
@@ -20,6 +23,8 @@ ITERATIONS = 8
 TENSION = 1.0
 NULL_PROBABILITY = 0.08
 _NULL = 0
+# So many terms of the series of exp are exact to the last bits between -1 and 1.
+_TERMS = 20
 _NEIGHBORS = [pair for pair in itertools.product((-1, 0, 1), repeat=2) if any(pair)]
 
 
@@ -90,7 +95,7 @@ def _aligned(
     probability = np.ones(len(types))
     for _ in range(ITERATIONS):
         posterior = prior * probability[type_of]
-        posterior /= np.add.reduceat(posterior, starts)[row]
+        posterior /= np.bincount(row, posterior)[row]
         counts = np.bincount(type_of, posterior)
         probability = counts / np.bincount(types // num_words, counts)[types // num_words]
     likelihood = prior * probability[type_of]
@@ -110,8 +115,16 @@ def _cells(
     num_sources, num_targets = len(source), len(target)
     rows = (np.arange(num_targets)[:, None] + 0.5) / num_targets
     columns = (np.arange(num_sources) + 0.5) / num_sources
-    prior = np.exp(-TENSION * np.abs(rows - columns))
-    prior *= (1 - NULL_PROBABILITY) / prior.sum(axis=1, keepdims=True)
+    prior = _exp(-TENSION * np.abs(rows - columns))
+    prior *= (1 - NULL_PROBABILITY) / prior.cumsum(axis=1)[:, -1:]
     prior = np.insert(prior, 0, NULL_PROBABILITY, axis=1)
     candidates = np.tile(np.insert(source, 0, _NULL), num_targets)
     return candidates, np.repeat(target, num_sources + 1), prior.ravel()
+
+
+def _exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return exp(x) of numbers between -1 and 1; the last bit of numpy's depends on the machine."""
+    result = np.ones_like(x)
+    for term in range(_TERMS, 0, -1):
+        result = 1 + x / term * result
+    return result
