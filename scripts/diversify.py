@@ -57,8 +57,8 @@ def diversify(
     if last.data.train != config.data.train:
         remedy = "change it for the teachers too, by --set"
         raise UsageError("data.train", "must be that of the teachers", remedy=remedy)
-    originals = config.data.train
-    texts = list(originals)
+    originals = config.data.line_texts
+    texts = list(config.data.train)
     for direction, real in DIRECTIONS.items():
         own = config if direction == "forward" else reversed_config(config)
         teachers = []

@@ -19,7 +19,7 @@ from harness import ROOT, Worker
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.training_text import training_pairs
 from tformer_cli.device import peak_memory
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import RunDirectory
@@ -60,8 +60,8 @@ def prepared(config: Config, folder: Path) -> RunDirectory:
     """Write the config and the tokenizers of a training into a folder, for its processes."""
     run = RunDirectory(folder)
     write_text(run.config_file, dump_config(config))
-    texts = lambda: read_texts(config.data.train)  # noqa: E731 - read twice
-    build_tokenizers(config.tokenizer, texts, config.seed).save(run.tokenizer)
+    pairs = training_pairs(config.data)
+    build_tokenizers(config.tokenizer, pairs, config.seed).save(run.tokenizer)
     return run
 
 

@@ -19,6 +19,7 @@ from tformer_cli.cli.options import message
 from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.reader import read_rows
+from tformer_cli.corpus.training_text import training_rows
 from tformer_cli.errors import ConfigError, DataError, TformerError, UsageError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -346,24 +347,18 @@ def test_new_adds_the_phrases_of_a_text_of_a_thousand_pairs(folder: Path) -> Non
     arguments = ("new", "train.en", "train.de", "--output", "my.yaml")
     lines = printed(*arguments).split("\n")
     (count,) = [line for line in lines if line.startswith("phrases: ")]
-    files = [Path("my.phrases.en"), Path("my.phrases.de")]
-    phrases = [file.read_text(encoding="utf-8").splitlines() for file in files]
-    assert count == (
-        f"phrases: {len(phrases[0]):,} pairs of parts of train in {files[0]} and {files[1]}"
-    )
-    assert set(zip(*phrases, strict=True)) >= {("all of", "all of"), ("in en", "in de")}
-    text, named = load_config(Path("my.yaml")).data.train
-    assert (text.weight, named.tags) == (4, ("[phrase]",))
-    assert [*named.files.values()] == [folder / file for file in files]
-    assert last_line("check", "my.yaml") == "my.yaml: ok"
-    Path("my.yaml").unlink()
-    shutil.rmtree("my.data")
-    assert complaint(UsageError, *arguments) == (
-        f"{files[0]}: already exists; choose another --output, or add --force"
-    )
-    # The split is not written either.
-    assert not Path("my.data").exists()
-    assert printed(*arguments, "--force").split("\n") == lines
+    config = load_config(Path("my.yaml"))
+    text, phrases = config.data.train
+    assert (text.weight, phrases.extract, phrases.tags) == (4, "phrases", ("[phrase]",))
+    assert phrases.files == text.files
+    rows = list(training_rows(phrases, ("en", "de"), config.data.held_out))
+    assert count == f"phrases: {len(rows):,} pairs of parts of train"
+    assert set(rows) >= {("all of", "all of"), ("in en", "in de")}
+    shown = printed("check", "my.yaml").split("\n")
+    where = f"data.train.1: {folder}/my.data/train.en, {folder}/my.data/train.de, phrase pairs"
+    number = shown.index(where)
+    assert shown[number + 1 : number + 4] == [f"  {' | '.join(row)}" for row in rows[:3]]
+    assert shown[-2:] == ["my.yaml: ok", ""]
 
 
 def test_no_phrase_is_a_held_out_line(folder: Path) -> None:
@@ -375,7 +370,8 @@ def test_no_phrase_is_a_held_out_line(folder: Path) -> None:
     Path("train.en").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     Path("train.de").write_text("".join(f"{line}e\n" for line in lines), encoding="utf-8")
     printed("new", "train.en", "train.de", "--output", "my.yaml")
-    phrases = Path("my.phrases.en").read_text(encoding="utf-8").splitlines()
+    data = load_config(Path("my.yaml")).data
+    phrases = [source for source, _ in training_rows(data.train[1], ("en", "de"), data.held_out)]
     held_out = [
         line
         for part in ("valid", "test")

@@ -261,6 +261,19 @@ def test_mere_consequences_of_numbers_out_of_bounds_are_left_out() -> None:
             Problem("data.train", "needs at least one pair of files", "an empty list"),
         ),
         (
+            dataclasses.replace(
+                CONFIG,
+                data=dataclasses.replace(
+                    DATA, train=(dataclasses.replace(DATA.train[0], extract="phrases"),)
+                ),
+            ),
+            Problem(
+                "data.train",
+                "has phrases alone, by which no model learns to translate sentences",
+                remedy="add the text without `extract` too",
+            ),
+        ),
+        (
             dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, prefixes={})),
             Problem(
                 "data.prefixes",

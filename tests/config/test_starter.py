@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.starter import check_replaceable, write_starter
+from tformer_cli.corpus.phrases import with_phrases_extracted
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.records import SkippedRecordsWarning
 from tformer_cli.errors import DataError, UsageError
@@ -142,11 +144,21 @@ def test_the_page_has_the_sizes_of_each_starter(tmp_path: Path) -> None:
 
 
 def test_a_text_counts_more_than_its_phrases(tmp_path: Path) -> None:
-    text, phrases = text_of(tmp_path), text_of(tmp_path, "phrases")
-    named = TrainingText(source=phrases.source, target=phrases.target, tags=("[phrase]",))
-    texts = {"train": text, "valid": text, "phrases": named}
+    text = text_of(tmp_path)
+    phrases = with_phrases_extracted(text)
+    texts = {"train": text, "valid": text, "phrases": phrases}
     train = load_config(written(tmp_path / "my.yaml", texts, num_pairs=1000)).data.train
-    assert train == (TrainingText(source=text.source, target=text.target, weight=4), named)
+    assert train == (TrainingText(source=text.source, target=text.target, weight=4), phrases)
+    assert (phrases.files, phrases.extract, phrases.tags) == (text.files, "phrases", ("[phrase]",))
+
+
+def test_phrases_of_a_file_of_pairs_are_read_as_its_lines_are(tmp_path: Path) -> None:
+    valid, file = text_of(tmp_path), tmp_path / "train.jsonl"
+    file.write_text('{"a": "x", "b": "y"}\n', encoding="utf-8")
+    text = PairsFile(pairs=file, source_field="a", target_field="b", on_error="skip")
+    texts = {"train": text, "valid": valid, "phrases": with_phrases_extracted(text)}
+    own, phrases = load_config(written(tmp_path / "my.yaml", texts, num_pairs=1000)).data.train
+    assert phrases == replace(own, weight=1, extract="phrases", tags=("[phrase]",))
 
 
 def test_a_file_of_pairs_is_read_as_it_was_counted(tmp_path: Path) -> None:

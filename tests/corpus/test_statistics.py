@@ -18,6 +18,7 @@ from tformer_cli.config.schema.text import (
 )
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.corpus import statistics
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.statistics import (
     LengthReport,
     VocabularyReport,
@@ -157,11 +158,11 @@ def test_report_has_the_sides_that_texts_have(tmp_path: Path) -> None:
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
     tokenizers = build_tokenizers(CharConfig(shared=False), lambda: PAIRS, 1)
     plain = [PlainText(text=tmp_path / "a")] * 2
-    assert report_sides(tokenizers, plain, seed=1) == {
+    assert report_sides(tokenizers, read_texts(plain), 1, seed=1) == {
         "source": report_side(tokenizers.source, ["ab ba", "aab"] * 2, 4)
     }
     pairs = [ParallelText(source=tmp_path / "a", target=tmp_path / "b")]
-    assert report_sides(tokenizers, pairs, seed=1) == {
+    assert report_sides(tokenizers, read_texts(pairs), 2, seed=1) == {
         "source": report_side(tokenizers.source, ["ab ba", "aab"], 2),
         "target": report_side(tokenizers.target, ["xyz", "zyx x"], 2),
     }
@@ -173,14 +174,14 @@ def test_of_a_long_text_the_same_lines_of_both_sides_are_drawn_by_seed(tmp_path,
         (tmp_path / name).write_text("".join(f"{letter * length}\n" for length in range(1000)))
     texts = [ParallelText(source=tmp_path / "a", target=tmp_path / "x")]
     tokenizers = build_tokenizers(CharConfig(), lambda: [("b", "y")], 1)
-    report = report_sides(tokenizers, texts, seed=1)
+    report = report_sides(tokenizers, read_texts(texts), 2, seed=1)
     source, target = report["source"], report["target"]
     assert (source.num_sentences, source.num_sampled) == (1000, 100)
     assert source == target
     # 100 of the numbers below 1000: mean 499.5, standard deviation 27; six of them are 164.
     assert abs(source.lengths.mean - 499.5) < 164
-    assert report_sides(tokenizers, texts, seed=1) == report
-    assert report_sides(tokenizers, texts, seed=2) != report
+    assert report_sides(tokenizers, read_texts(texts), 2, seed=1) == report
+    assert report_sides(tokenizers, read_texts(texts), 2, seed=2) != report
 
 
 def test_a_report_counts_other_lines_than_those_learned_from(tmp_path, monkeypatch):
@@ -191,6 +192,6 @@ def test_a_report_counts_other_lines_than_those_learned_from(tmp_path, monkeypat
     # 272 special pieces and bytes, the whitespace mark, and a letter of each line.
     config = SubwordConfig(vocab_size=272 + 1 + 100, sample_lines=100)
     tokenizers = build_tokenizers(config, lambda: ((letter, "") for letter in letters), 1)
-    report = report_sides(tokenizers, [PlainText(text=file)], seed=1)["source"]
+    report = report_sides(tokenizers, read_texts([PlainText(text=file)]), 1, seed=1)["source"]
     # 25 of the 100 lines are expected, with standard deviation 3.8; six of them are 23.
     assert abs(report.coverage * 100 - 25) < 23

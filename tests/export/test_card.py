@@ -106,6 +106,17 @@ def test_page_names_the_data_and_no_folder_of_this_machine(model):
     assert "secret" not in page
 
 
+def test_page_tells_phrases_from_the_lines_of_their_text(model):
+    data = model.config.data
+    train = (*data.train, replace(data.train[0], extract="phrases"))
+    config = replace(model.config, data=replace(data, train=train))
+    page = model_card(replace(model, config=config), FORM, CARD, {})
+    assert (
+        "- `data.train.0`: `text.en`, `text.de`\n"
+        "- `data.train.1`: `text.en`, `text.de`, the phrase pairs\n"
+    ) in page
+
+
 def test_network_is_there_as_a_config_has_it(model):
     page = model_card(model, FORM, CARD, {})
     config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])

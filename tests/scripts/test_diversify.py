@@ -147,6 +147,32 @@ def test_a_text_with_tags_is_translated_with_them(tmp_path):
     assert pairs.target.read_text().splitlines() == [x for x in with_tag if x.strip()] != without
 
 
+def test_teachers_translate_no_phrases_but_all_models_are_trained_on_them(tmp_path, monkeypatch):
+    config = load_config(toy_config(tmp_path / "data"))
+    (text,) = config.data.train
+    phrases = replace(text, extract="phrases", tags=("[phrase]",))
+    config = replace(config, data=replace(config.data, train=(text, phrases)))
+    trained_on, translated = [], []
+
+    def trained(own, run, device, *, anew):
+        trained_on.append(own.data.train)
+        return run
+
+    def translate(own, teachers, prefix, real, device):
+        translated.append((own, real))
+        return replace(own, source=tmp_path / real)
+
+    monkeypatch.setattr(diversify, "trained", trained)
+    monkeypatch.setattr(diversify, "translated", translate)
+    diversify.diversify(config, config, tmp_path / "new", 1, "cpu")
+    assert translated == [(text, "source"), (text, "target")]
+    forward, backward, last = trained_on
+    assert forward == (text, phrases)
+    assert backward == tuple(map(diversify.reversed_text, forward))
+    synthetic = (replace(text, source=tmp_path / side) for side in ("source", "target"))
+    assert last == (text, phrases, *synthetic)
+
+
 @pytest.mark.slow
 def test_the_last_model_is_trained_on_the_corpus_and_on_what_both_directions_write(
     tmp_path, monkeypatch

@@ -56,7 +56,7 @@ def test_every_field_of_the_schema_is_documented() -> None:
 
 
 def test_docstrings_include_inherited_fields() -> None:
-    own, inherited = ["weight", "tags"], list(docstrings(ParallelText))
+    own, inherited = ["weight", "tags", "extract"], list(docstrings(ParallelText))
     assert list(docstrings(TrainingText)) == [*inherited, *own]
     assert inherited == ["source_language", "target_language", "source", "target"]
     assert (

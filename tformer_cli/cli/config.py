@@ -1,9 +1,8 @@
 """`tformer config` and `tformer init`."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +35,6 @@ from tformer_cli.errors import UsageError, printable, quantity
 from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from tformer_cli.corpus.phrases import Phrases
     from tformer_cli.corpus.split import Split
 
 # Maximum number of characters of a side that `check` and `new` show.
@@ -80,11 +78,15 @@ def check(file: FileArgument, settings: SetOption = None) -> None:
     config = load_with_texts(file, settings or [])
 
     from tformer_cli.corpus.reader import first_rows
+    from tformer_cli.corpus.training_text import training_rows
     from tformer_cli.evaluation.score_warnings import config_warnings
 
-    _show_rows(first_rows({f"data.{key}": text for key, text in config.data.texts().items()}))
+    data = config.data
+    texts = {f"data.{key}": text for key, text in data.texts().items()}
+    rows_of = lambda text: training_rows(text, data.direction_of(text), data.held_out)  # noqa: E731
+    _show_rows(first_rows(texts, rows_of))
 
-    with progress_bar(config.data.unit) as bar:
+    with progress_bar(data.unit) as bar:
         for warning in config_warnings(config, on_done=bar.update):
             warn(warning)
     typer.echo(f"{file}: ok")
@@ -129,7 +131,7 @@ def new(
     Without a validation text, pairs are held out for validation, and as many for a test: 5% of the
     different sources, at most 1,000. The splits are written beside the configuration; your files
     are not changed. No source or target sentence of the held-out pairs stays in the training text.
-    A text of 501 to 2,000 pairs gets its phrase pairs beside it, as `tformer extract-phrases`
+    A training on 501 to 2,000 pairs takes their phrase pairs too, as `tformer extract-phrases`
     writes them.
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
@@ -149,6 +151,7 @@ def new(
     kept = text.files | {k: v for k, v in valid_files.items() if v}
     check_replaceable(output, kept, overwrite=force)
     # Imports that `show` does not need.
+    from tformer_cli.corpus.phrases import with_phrases_extracted
     from tformer_cli.corpus.reader import first_rows
     from tformer_cli.corpus.split import given_split, split_text
     from tformer_cli.text.language import are_exchanged
@@ -160,7 +163,6 @@ def new(
         raise UsageError("--valid-source", what, got=str(valid.source), remedy=remedy)
     if isinstance(text, PairsFile):
         text = replace(text, languages=languages)
-    phrase_files = partial(_phrase_files, languages, output, kept, overwrite=force)
     with progress_bar("pair") as bar:
         if valid is None:
             split = split_text(
@@ -168,16 +170,15 @@ def new(
                 output.parent / f"{output.stem}.data",
                 languages,
                 overwrite=force,
-                on_start=phrase_files,
                 on_done=bar.update,
             )
         else:
             split = given_split(text, valid, on_done=bar.update)
-    phrases = _write_phrases(split, languages, phrase_files(split.num_pairs["train"]))
-    texts = split.texts if phrases is None else {**split.texts, "phrases": phrases.text}
+    num_phrases = _count_phrases(split, languages)
+    phrases = {"phrases": with_phrases_extracted(split.texts["train"])} if num_phrases else {}
     write_starter(
         output,
-        texts,
+        split.texts | phrases,
         languages,
         num_pairs=split.num_pairs["train"],
         num_characters=split.num_characters,
@@ -188,9 +189,8 @@ def new(
         repeated = split.num_in_training.get(name)
         also = "" if repeated is None else f", {repeated:,} also in train,"
         typer.echo(f"{name}: {quantity(split.num_pairs[name], 'pair')}{also} in {_names(part)}")
-    if phrases is not None:
-        count = f"{quantity(phrases.num_phrases, 'pair')} of parts of train"
-        typer.echo(f"phrases: {count} in {_names(phrases.text)}")
+    if num_phrases:
+        typer.echo(f"phrases: {quantity(num_phrases, 'pair')} of parts of train")
     if split.num_set_aside:
         held_out = "a source or a target of valid or test"
         typer.echo(f"set aside: {quantity(split.num_set_aside, 'pair')} with {held_out}")
@@ -200,43 +200,18 @@ def new(
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
 
 
-def _phrase_files(
-    languages: Direction,
-    output: Path,
-    kept: Mapping[str, Path],
-    num_pairs: int,
-    *,
-    overwrite: bool,
-) -> list[Path]:
-    """Return the files beside a config for phrase pairs, if a text of so many pairs gets them.
+def _count_phrases(split: "Split", languages: Direction) -> int:
+    """Return the number of phrase pairs to train on beside the training text."""
+    if not takes_phrases(split.num_pairs["train"]):
+        return 0
+    from tformer_cli.corpus.phrases import find_phrases
 
-    Raises:
-        UsageError: one of them may not be replaced.
-    """
-    if not takes_phrases(num_pairs):
-        return []
-    from tformer_cli.text.language import side_names
-
-    names = (f"{output.stem}.phrases.{name}" for name in side_names(languages))
-    files = [output.with_name(name) for name in names]
-    for file in files:
-        check_replaceable(file, kept, overwrite=overwrite)
-    return files
-
-
-def _write_phrases(split: "Split", languages: Direction, files: Sequence[Path]) -> "Phrases | None":
-    """Write the phrase pairs of a training text to files, if any; None where it has no pairs."""
-    if not files:
-        return None
-    from tformer_cli.corpus.phrases import Phrases, find_phrases, write_phrases
-
-    train = split.texts["train"]
     held_out = [text for name, text in split.texts.items() if name != "train"]
     with progress_bar("pair") as bar:
-        phrases, num_pairs = find_phrases(train, languages, held_out=held_out, on_done=bar.update)
-    if not phrases:
-        return None
-    return Phrases(write_phrases(phrases, files), len(phrases), num_pairs)
+        phrases, _ = find_phrases(
+            split.texts["train"], languages, held_out=held_out, on_done=bar.update
+        )
+    return len(phrases)
 
 
 def _names(text: Bitext) -> str:

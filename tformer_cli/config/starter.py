@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from tformer_cli.config.load import to_yaml
-from tformer_cli.config.schema.text import Bitext, PairsFile, TrainingText
+from tformer_cli.config.schema.text import Bitext, PairsFile, TrainingBitext
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, write_text
 
@@ -37,7 +37,7 @@ _COMMENT_COLUMN = 34
 
 
 def takes_phrases(num_pairs: int) -> bool:
-    """Return whether a training text of so many pairs shall have its phrase pairs beside it."""
+    """Return whether a training on so many pairs shall take their phrase pairs too."""
     template, _ = _size(num_pairs)
     return template == _TEMPLATE_WITH_PHRASES
 
@@ -72,7 +72,7 @@ def write_starter(
         num_pairs=f"{num_pairs:,}",
         source_language=_scalar(languages[0]),
         target_language=_scalar(languages[1]),
-        train=", ".join(train),
+        train=",\n          ".join(train),
         valid=items["valid"],
         test=f"test: {{test: {items['test']}}}" if "test" in items else no_test,
         vocab_size=max(size, needed),
@@ -155,7 +155,8 @@ def _item(text: Bitext, folder: Path, weight: int = 1) -> str:
         values["on_error"] = text.on_error
     if weight != 1:
         values["weight"] = str(weight)
-    if isinstance(text, TrainingText):
+    if isinstance(text, TrainingBitext) and text.extract is not None:
+        values["extract"] = text.extract
         values["tags"] = to_yaml(list(text.tags)).strip()
     return f"{{{', '.join(f'{key}: {value}' for key, value in values.items())}}}"
 

@@ -6,10 +6,18 @@ which part of a sentence is the translation of which.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from tformer_cli.config.schema.text import Bitext, Direction, PairsFile, TrainingText
+from tformer_cli.config.schema.text import (
+    Bitext,
+    Direction,
+    PairsFile,
+    Text,
+    TrainingBitext,
+    TrainingPairsFile,
+    TrainingText,
+)
 from tformer_cli.corpus.line_keys import line_key
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.word_alignment import Links, align_words
@@ -95,9 +103,8 @@ def extract_phrases(
     check_outputs(list(text.files.values()), files)
     phrases, num_pairs = find_phrases(text, languages, max_words=max_words, on_done=on_done)
     if not phrases:
-        remedy = "give a text with sentences of several words"
-        raise DataError(str(text.source_file), "has no phrase pairs", remedy=remedy)
-    return Phrases(write_phrases(phrases, files), len(phrases), num_pairs)
+        raise no_phrases(text)
+    return Phrases(_write(phrases, files), len(phrases), num_pairs)
 
 
 def find_phrases(
@@ -105,7 +112,7 @@ def find_phrases(
     languages: Direction,
     *,
     max_words: int = MAX_PHRASE_WORDS,
-    held_out: Sequence[Bitext] = (),
+    held_out: Sequence[Text] = (),
     on_done: Callable[[int], object] = lambda count: None,
 ) -> tuple[list[tuple[str, str]], int]:
     """Return the phrase pairs of a text, each once, and the number of pairs that were aligned.
@@ -129,14 +136,17 @@ def find_phrases(
     return list(phrases), len(pairs)
 
 
-def write_phrases(phrases: Sequence[tuple[str, str]], files: Sequence[Path]) -> TrainingText:
-    """Write phrase pairs to two files, or to neither if one fails; return the text to train on."""
-    source, target = files
-    with open_atomic(source) as sources, open_atomic(target) as targets:
-        for source_phrase, target_phrase in phrases:
-            sources.write(f"{source_phrase}\n".encode())
-            targets.write(f"{target_phrase}\n".encode())
-    return TrainingText(source=source, target=target, tags=(TAG,))
+def no_phrases(text: Bitext) -> DataError:
+    """Return the error of a text without a phrase pair."""
+    remedy = "give a text with sentences of several words"
+    return DataError(str(text.source_file), "has no phrase pairs", remedy=remedy)
+
+
+def with_phrases_extracted(text: Bitext) -> TrainingBitext:
+    """Return a training text that stands for the phrase pairs of a text, with the tag of these."""
+    kind = TrainingPairsFile if isinstance(text, PairsFile) else TrainingText
+    values = {field.name: getattr(text, field.name) for field in fields(text)}
+    return kind(**values | {"extract": "phrases", "tags": (TAG,)})
 
 
 def consistent_spans(
@@ -166,6 +176,16 @@ def consistent_spans(
             is_whole = last - first == num_words - 1
             if first <= min(back) and max(back) <= last and not is_whole:
                 yield (first, last), (start, end)
+
+
+def _write(phrases: Sequence[tuple[str, str]], files: Sequence[Path]) -> TrainingText:
+    """Write phrase pairs to two files, or to neither if one fails; return the text to train on."""
+    source, target = files
+    with open_atomic(source) as sources, open_atomic(target) as targets:
+        for source_phrase, target_phrase in phrases:
+            sources.write(f"{source_phrase}\n".encode())
+            targets.write(f"{target_phrase}\n".encode())
+    return TrainingText(source=source, target=target, tags=(TAG,))
 
 
 def _sentence_pairs(text: Bitext, languages: Direction) -> Iterator[tuple[_Side, _Side]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, Text
+from tformer_cli.config.schema.text import Bitext, PairsFile, ParallelText, Text, has_phrases
 from tformer_cli.corpus.lines import SPLIT_SIDES, read_lines, without_compression, zip_lines
 from tformer_cli.corpus.records import description_of, read_records
 from tformer_cli.errors import DataError
@@ -80,12 +80,15 @@ def counted(
         on_done(1)
 
 
-def first_rows(texts: Mapping[str, Text]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    """Yield what each text is, by its key, and its first rows as they were read."""
+def first_rows(
+    texts: Mapping[str, Text], rows_of: Callable[[Text], Iterator[tuple[str, ...]]] = read_rows
+) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """Yield what each text is, by its key, and its first rows as `rows_of` reads them."""
     for key, text in texts.items():
         files = ", ".join(map(str, text.files.values()))
         kind = f" ({description_of(text)})" if isinstance(text, PairsFile) else ""
-        yield f"{key}: {files}{kind}", list(itertools.islice(read_rows(text), FIRST_ROWS))
+        unit = ", phrase pairs" if has_phrases(text) else ""
+        yield f"{key}: {files}{kind}{unit}", list(itertools.islice(rows_of(text), FIRST_ROWS))
 
 
 def has_pipe(*files: Path | None) -> bool:

@@ -56,15 +56,13 @@ def split_text(
     languages: tuple[str, str],
     *,
     overwrite: bool = False,
-    on_start: OnRead = lambda num_pairs: None,
     on_done: OnRead = lambda count: None,
 ) -> Split:
     """Split a parallel text into a directory of training, validation and test text, atomically.
 
     No side of a test pair is in validation text, and no side of either is in training text. The
-    text is read twice; `on_done` is called with the number of pairs read, and `on_start` with that
-    of the training pairs, before anything is written. File names end in the languages. A directory
-    made of other files is replaced only with `overwrite`.
+    text is read twice; `on_done` is called with the number of pairs read. File names end in the
+    languages. A directory made of other files is replaced only with `overwrite`.
     """
     endings = side_names(languages)
     names = {part: tuple(f"{part}.{ending}" for ending in endings) for part in SPLITS}
@@ -86,7 +84,6 @@ def split_text(
             got=quantity(len(keys), "pair"),
             remedy="give `valid`",
         )
-    on_start(num_pairs[TRAIN])
     with atomic_directory(output) as temporary:
         _write_parts(text, parts, temporary, list(names.values()), on_done)
         # Last, so that a part edited later is newer.

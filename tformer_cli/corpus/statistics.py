@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from tformer_cli.config.schema.data import DataConfig
-from tformer_cli.config.schema.text import PlainText, Text
+from tformer_cli.config.schema.text import PlainText
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.device import derive_seed
@@ -99,7 +99,7 @@ def source_sentences(data: DataConfig) -> int | None:
     Each text has its own number, of which the largest counts: many phrases beside some sentences
     take nothing from what these have taught.
     """
-    texts = [text for text in data.train if not isinstance(text, PlainText)]
+    texts = [text for text in data.line_texts if not isinstance(text, PlainText)]
     numbers = (p99_sentences(source for source, _ in read_texts([text])) for text in texts)
     return max(numbers, default=None)
 
@@ -140,21 +140,21 @@ def report_side(tokenizer: Tokenizer, lines: Sequence[str], num_sentences: int) 
 
 
 def report_sides(
-    tokenizers: Tokenizers, texts: Sequence[Text], seed: int
+    tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]], num_sides: int, seed: int
 ) -> dict[str, VocabularyReport]:
-    """Report on `source` and `target` of parallel texts, or on `source` of monolingual texts.
+    """Report on `source` and `target` of pairs, or on `source` alone of text with one side.
 
     All lines are read; of more than `SAMPLE_LINES`, so many are drawn uniformly and encoded.
     """
     # By `seed` itself, they would all be lines that the subwords were learned from.
     sample, num_sentences = reservoir_sample(
-        read_texts(texts), SAMPLE_LINES, derive_seed(seed, "vocabulary report")
+        pairs, SAMPLE_LINES, derive_seed(seed, "vocabulary report")
     )
     sides = {"source": tokenizers.source, "target": tokenizers.target}
     return {
         name: report_side(tokenizer, [pair[side] for pair in sample], num_sentences)
         for side, (name, tokenizer) in enumerate(sides.items())
-        if side < texts[0].num_sides
+        if side < num_sides
     }
 
 

@@ -39,6 +39,7 @@ from tformer_cli.corpus.store import (
     temperature_weights,
     write_index,
 )
+from tformer_cli.corpus.training_text import training_checksums, training_rows
 from tformer_cli.errors import DataError
 from tformer_cli.process import num_cores
 from tformer_cli.storage.atomic import (
@@ -155,14 +156,14 @@ def load_or_build_store(
     `stores` is the directory of all stores, each named by a hash of all that it depends on.
     `first_ids` are what sources and targets of each text begin with. The filters know the
     `directions` of the texts, source and target language, and the texts whose lines may be
-    `held_out`. `weights_of` is as for `open_store`. `num_processes` encode; None for one a core, or
-    for only this one if the text is small. The store does not depend on them nor on `shard_lines`.
+    `held_out`; no phrase pair is one of these. `weights_of` is as for `open_store`. `num_processes`
+    encode; None for one a core, or for only this one if the text is small. The store does not
+    depend on them nor on `shard_lines`.
     """
     tags, target_tags = zip(*first_ids, strict=True)
     open_or_none = partial(open_store, weights_of=weights_of, tags=tags, target_tags=target_tags)
     with storage_errors(stores):
         make_directory(stores)
-    held_out = held_out if filters.drop_held_out else ()
     key_of = partial(_key, texts, tokenizers, filters, directions, held_out, stores)
     key = key_of()
     directory, shards = stores / key, stores / f"{key}.building"
@@ -174,7 +175,7 @@ def load_or_build_store(
             opened = open_or_none(directory)
             if opened is None:
                 pair_filters = PairFilter.of_texts(filters, directions, held_out)
-                writer = StoreWriter(shards, texts, tokenizers, pair_filters)
+                writer = StoreWriter(shards, texts, tokenizers, pair_filters, held_out)
                 try:
                     writer.write_shards(num_processes or _num_processes(texts), shard_lines)
                     if key_of() != key:
@@ -197,13 +198,15 @@ def load_or_build_store(
 class StoreWriter:
     """Encodes texts into shards in the directory `path`, and merges these into a store.
 
-    `filters` has the filter of each text, `reports` the filter counts of each shard, text by text.
+    `filters` has the filter of each text, `held_out` what their phrase pairs are not, `reports` the
+    filter counts of each shard, text by text.
     """
 
     path: Path
     texts: Sequence[AnyTrainingText]
     tokenizers: Tokenizers
     filters: Sequence[PairFilter]
+    held_out: Sequence[Text] = ()
     reports: list[dict[Path, FilterReport]] = field(default_factory=list)
 
     def write_shards(self, num_processes: int, shard_lines: int) -> None:
@@ -214,8 +217,8 @@ class StoreWriter:
         # Number of the text and first line name the file of a shard.
         jobs = (
             (number, self.path / f"{number}-{index * shard_lines}.shard", rows)
-            for number, text in enumerate(self.texts)
-            for index, rows in enumerate(chunks(read_rows(text), shard_lines))
+            for number in range(len(self.texts))
+            for index, rows in enumerate(chunks(self._rows(number), shard_lines))
         )
         encoded = self._encode(jobs, num_processes)
         with progress_bar("pair", desc="encoding") as bar:
@@ -237,6 +240,9 @@ class StoreWriter:
         with atomic_directory(directory) as temporary:
             reports = self._merge_shards(temporary, kinds)
             write_index(temporary, id_dtypes(self.tokenizers, self._num_sides), reports)
+
+    def _rows(self, number: int) -> Iterator[tuple[str, ...]]:
+        return training_rows(self.texts[number], self.filters[number].languages, self.held_out)
 
     @property
     def _num_sides(self) -> int:
@@ -307,11 +313,16 @@ def _key(
     """Return a hash of all that a store depends on."""
     content = {
         "format": STORE_VERSION,
-        "texts": [reading_checksums(text, stores) for text in texts],
+        "texts": [
+            training_checksums(text, direction, held_out, stores)
+            for text, direction in zip(texts, directions, strict=True)
+        ],
         "tokenizers": tokenizers.fingerprint,
         "filters": asdict(filters),
         "directions": directions,
-        "held_out": [reading_checksums(text, stores) for text in held_out],
+        "held_out": [reading_checksums(text, stores) for text in held_out]
+        if filters.drop_held_out
+        else [],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 

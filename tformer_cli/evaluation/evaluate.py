@@ -337,7 +337,7 @@ def warn_of_overlap(
     data: DataConfig, texts: Mapping[str, Text], on_warning: Callable[[Problem], object]
 ) -> None:
     """Warn of texts that share many lines with the beginning of the training text."""
-    existing = [text for text in data.train if all(file.is_file() for file in text.files.values())]
+    existing = [x for x in data.line_texts if all(file.is_file() for file in x.files.values())]
     pairs = itertools.islice(read_texts(existing), MAX_COMPARED)
     # Errors of the training text do not matter here: no score depends on it.
     with contextlib.suppress(DataError):

@@ -374,10 +374,10 @@ def _bucket_tables(
     )
     by_frequency: list[Bucket] = []
     if data is not None and all(
-        file.is_file() for text in data.train for file in text.files.values()
+        file.is_file() for text in data.line_texts for file in text.files.values()
     ):
         # Words of other languages may be written alike.
-        texts = [text for text in data.train if data.direction_of(text)[0] == source]
+        texts = [text for text in data.line_texts if data.direction_of(text)[0] == source]
         training = (line for line, _ in read_texts(texts))
         counts = analysis.count_words(training, lines.sources, source)
         by_frequency = analysis.frequency_buckets(lines.sources, counts, source)

@@ -11,6 +11,7 @@ import yaml
 from tformer_cli import __version__
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.decoding import search_in_words
+from tformer_cli.config.schema.text import has_phrases
 from tformer_cli.errors import CheckpointError, quantity
 from tformer_cli.evaluation.metrics import Score
 from tformer_cli.export.format import Format, filled
@@ -115,7 +116,9 @@ def _history(trained: TrainedModel) -> dict[str, str]:
     """
     data = trained.config.data
     texts = "\n".join(
-        f"- `data.{key}`: " + ", ".join(f"`{file.name}`" for file in text.files.values())
+        f"- `data.{key}`: "
+        + ", ".join(f"`{file.name}`" for file in text.files.values())
+        + (", the phrase pairs" if has_phrases(text) else "")
         for key, text in data.texts().items()
     )
     limit = f"more than {quantity(data.filters.max_length, 'token')}"

@@ -18,9 +18,9 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.text import AnyTrainingText, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.reader import read_rows
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_builder import evaluation_store
+from tformer_cli.corpus.training_text import training_rows
 from tformer_cli.device import is_out_of_memory, peak_memory
 from tformer_cli.errors import OutOfMemory, TrainingError, UsageError, quantity
 from tformer_cli.process import num_processes, tune_allocator
@@ -242,7 +242,11 @@ def _sample(config: Config, folder: Path) -> tuple[Config, int]:
     A text no larger than a sample stays as it is. All lines are read, and so checked.
     """
     data = config.data
-    pairs = ((number, pair) for number, text in enumerate(data.train) for pair in read_rows(text))
+    pairs = (
+        (number, pair)
+        for number, text in enumerate(data.train)
+        for pair in training_rows(text, data.direction_of(text), data.held_out)
+    )
     sample, num_pairs = reservoir_sample(pairs, SAMPLE_PAIRS, config.seed)
     if num_pairs <= SAMPLE_PAIRS:
         return config, num_pairs

@@ -14,7 +14,7 @@ from tformer_cli.config.schema.model import (
     TransformerConfig,
 )
 from tformer_cli.config.schema.tokenizer import M2MConfig, T5TokenizerConfig, TokenizerConfig
-from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.training_text import training_pairs
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.model.build import build_network
 from tformer_cli.model.encoder import MaskedEncoder
@@ -98,7 +98,8 @@ def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) ->
     if tokenizer == config.tokenizer:
         return tokenizers
     log("building the vocabulary of the target")
-    targets = lambda: (("", target) for _, target in read_texts(config.data.train))  # noqa: E731
+    pairs = training_pairs(config.data)
+    targets = lambda: (("", target) for _, target in pairs())  # noqa: E731 - read twice
     learned = build_tokenizers(tokenizer, targets, config.seed)
     return Tokenizers(tokenizers.source, learned.target, shared=False)
 

@@ -21,14 +21,13 @@ from tformer_cli.corpus.bucketing import (
     epoch_plans,
     training_micro_batches,
 )
-from tformer_cli.corpus.checksums import reading_checksums
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.noise import ExampleNoise, Masking
 from tformer_cli.corpus.prefetch import prefetch
-from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import BidirectionalStore, TokenStore
 from tformer_cli.corpus.store_builder import training_store
+from tformer_cli.corpus.training_text import training_checksums, training_pairs
 from tformer_cli.device import can_compile
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import Problem, UsageError, quantity, reject_str
@@ -286,15 +285,19 @@ def new_tokenizers(config: Config, pretrained: RunDirectory | None, log: Log) ->
     if pretrained is not None:
         return pretrained_tokenizers(pretrained, config, log)
     log("building the vocabulary")
-    return build_tokenizers(config.tokenizer, lambda: read_texts(config.data.train), config.seed)
+    return build_tokenizers(config.tokenizer, training_pairs(config.data), config.seed)
 
 
 def origin_of(config: Config, pretrained: RunDirectory | None, stores: Path) -> dict[str, Any]:
     """Return what decides the tokenizers that a config builds, as plain data."""
+    data = config.data
     return {
         "tokenizer": as_plain(config.tokenizer),
         "seed": config.seed,
-        "texts": [reading_checksums(text, stores) for text in config.data.train],
+        "texts": [
+            training_checksums(text, data.direction_of(text), data.held_out, stores)
+            for text in data.train
+        ],
         "pretrained": pretrained and load_tokenizers(pretrained.tokenizer).fingerprint,
     }
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.statistics import VocabularyReport, report_sides
+from tformer_cli.corpus.training_text import training_pairs
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import make_directory, storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
@@ -94,5 +96,10 @@ def _check_no_vocabulary(run: RunDirectory, overwrite: bool) -> None:
 
 
 def _report(tokenizers: Tokenizers, config: Config) -> dict[str, dict[str, VocabularyReport]]:
-    texts = {"train": config.data.train, "valid": [*config.data.valid_texts.values()]}
-    return {name: report_sides(tokenizers, text, config.seed) for name, text in texts.items()}
+    data = config.data
+    texts = {"train": training_pairs(data)(), "valid": read_texts(data.valid_texts.values())}
+    num_sides = data.train[0].num_sides
+    return {
+        name: report_sides(tokenizers, pairs, num_sides, config.seed)
+        for name, pairs in texts.items()
+    }

@@ -23,6 +23,7 @@ from tformer_cli.config.schema.text import (
     PlainTrainingText,
     Text,
     TrainingBitext,
+    has_phrases,
 )
 from tformer_cli.errors import Problem
 
@@ -140,6 +141,11 @@ class DataConfig:
     def unit(self) -> str:
         """What the training text is counted in: pairs, or lines of monolingual text."""
         return "line" if isinstance(self.train[0], PlainTrainingText) else "pair"
+
+    @property
+    def line_texts(self) -> tuple[AnyTrainingText, ...]:
+        """The training texts whose lines are trained on, not their phrase pairs."""
+        return tuple(text for text in self.train if not has_phrases(text))
 
     @property
     def directions(self) -> tuple[Direction, ...]:
@@ -288,6 +294,9 @@ class DataConfig:
     def conflicts(self) -> Iterator[Problem]:
         if not self.train:
             yield Problem("train", "needs at least one pair of files", "an empty list")
+        elif not self.line_texts:
+            what = "has phrases alone, by which no model learns to translate sentences"
+            yield Problem("train", what, remedy="add the text without `extract` too")
         if len(self.tags) > MAX_TAGS:
             what = f"has more than the {MAX_TAGS} tags that a vocabulary reserves"
             yield Problem("train", what, ", ".join(self.tags), "share tags between texts")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeGuard
 
 from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, Bounds
 from tformer_cli.errors import Problem
@@ -159,6 +159,9 @@ class Tagged(Weighted):
     tags: tuple[str, ...] = ()
     """Names of reserved tokens that each source begins with, such as `[back-translated]` (Caswell
     et al. 2019); at most 10 different ones in `data.train`."""
+    extract: Literal["phrases"] | None = field(default=None, metadata=LEFT_OUT_IF_NULL)
+    """`phrases`: trains on the phrase pairs of the text, as `tformer extract-phrases` writes them,
+    without lines of the validation text and the test texts; null for its lines."""
 
     def conflicts(self) -> Iterator[Problem]:
         for index, name in enumerate(self.tags):
@@ -194,3 +197,8 @@ Bitext = ParallelText | PairsFile
 Text = Bitext | PlainText
 TrainingBitext = TrainingText | TrainingPairsFile
 AnyTrainingText = TrainingBitext | PlainTrainingText
+
+
+def has_phrases(text: Text) -> TypeGuard[TrainingBitext]:
+    """Return whether a training text stands for its phrase pairs."""
+    return isinstance(text, TrainingBitext) and text.extract == "phrases"
