@@ -268,6 +268,15 @@ def test_check_warns_of_held_out_text_in_training_text(folder: Path) -> None:
     ]
 
 
+def test_check_warns_of_held_out_text_whose_phrases_are_trained_on(folder: Path) -> None:
+    train = "{source: train.en, target: train.de}"
+    phrases = "{source: valid.en, target: valid.de, extract: phrases}"
+    assert warnings("--set", f"data.train=[{train}, {phrases}]") == [
+        "data.valid: is partly in data.train, so its scores are too high "
+        "(3 of 3 pairs, 3 sources, 3 targets); remove them from the training text"
+    ]
+
+
 @pytest.mark.parametrize(
     "words",
     [

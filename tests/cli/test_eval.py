@@ -259,6 +259,29 @@ def test_text_that_training_has_seen_is_named(tformer, toy_run, tmp_path, monkey
     assert tformer(*words).stderr == last
 
 
+def test_text_whose_phrases_training_has_seen_is_named(tformer, toy_run, tmp_path, monkeypatch):
+    run, source, reference = tmp_path / "run", tmp_path / "s", tmp_path / "r"
+    shutil.copytree(toy_run, run)
+    for file in (source, reference):
+        file.write_text("abcd abcd abcd\n")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (text,) = config["data"]["train"]
+    phrases = {"source": str(source), "target": str(reference), "extract": "phrases"}
+    config["data"]["train"] = [phrases, text]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    words = ("eval", run, "--source", source, "--reference", reference, "--beam", 1)
+    warning = (
+        "s: is partly in data.train, so its scores are too high "
+        "(1 of 1 pair, 1 source, 1 target); remove them from the training text\n"
+    )
+    last = f"next: tformer translate {run}\n"
+    assert tformer(*words).stderr == warning + last
+    # Texts whose lines are trained on come first.
+    with open(text["source"]) as lines:
+        monkeypatch.setattr(evaluate_module, "MAX_COMPARED", sum(1 for _ in lines))
+    assert tformer(*words).stderr == last
+
+
 @pytest.mark.parametrize("content", [None, b"\xff\n"])
 def test_training_text_that_is_gone_or_damaged_keeps_no_score_back(
     tformer, toy_run, tmp_path, content

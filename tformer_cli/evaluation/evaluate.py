@@ -14,7 +14,7 @@ from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.config.schema.text import Bitext, Direction, PlainText, Text
+from tformer_cli.config.schema.text import Bitext, Direction, PlainText, Text, has_phrases
 from tformer_cli.corpus.lines import read_lines
 from tformer_cli.corpus.overlap import overlap_warnings
 from tformer_cli.corpus.reader import read_texts
@@ -337,7 +337,9 @@ def warn_of_overlap(
     data: DataConfig, texts: Mapping[str, Text], on_warning: Callable[[Problem], object]
 ) -> None:
     """Warn of texts that share many lines with the beginning of the training text."""
-    existing = [x for x in data.line_texts if all(file.is_file() for file in x.files.values())]
+    # Texts that stand for their phrase pairs are mostly read already, for their lines.
+    texts_in_order = sorted(data.train, key=has_phrases)
+    existing = [x for x in texts_in_order if all(file.is_file() for file in x.files.values())]
     pairs = itertools.islice(read_texts(existing), MAX_COMPARED)
     # Errors of the training text do not matter here: no score depends on it.
     with contextlib.suppress(DataError):

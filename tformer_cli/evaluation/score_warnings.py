@@ -73,7 +73,7 @@ def config_warnings(
     yield from _language_warnings(config)
     data = config.data
     tests = {f"data.test.{name}": text for name, text in data.test.items()}
-    training = counted(read_texts(data.line_texts), on_done)
+    training = counted(read_texts(data.train), on_done)
     valid = {f"data.{name}": text for name, text in data.valid_texts.items()}
     yield from overlap_warnings(training, valid | tests, data.unit)
 
