@@ -24,7 +24,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import ImportedTokenizerConfig
-from tformer_cli.errors import TformerError, UsageError
+from tformer_cli.errors import DataError, TformerError, UsageError, quantity
 from tformer_cli.storage.run_directory import RUNS
 from tformer_cli.terminal import progress_bar
 from tformer_cli.translate.synthesis import RealSide
@@ -51,7 +51,8 @@ def diversify(
 
     Raises:
         TformerError: the corpus has several directions, is not in two text files, or is another
-            for the last model; the model is an imported one; or as for `train` and `synthesize`.
+            for the last model; the model is an imported one; the teachers translate a text into
+            empty lines alone; or as for `train` and `synthesize`.
     """
     _check(config)
     if last.data.train != config.data.train:
@@ -170,12 +171,28 @@ def translated(
     """Return the pairs that teachers make of one side of a text, unless they are there already.
 
     These stay, by whatever search.
+
+    Raises:
+        TformerError: there is none, since all translations are empty; or as for `synthesize`.
     """
     record = prefix.with_name(f"{prefix.name}.jsonl")
     if record.is_file():
         tell(f"{record}: is there already; to translate again, name another --folder")
         names = (prefix.with_name(f"{prefix.name}.{side}") for side in ("source", "target"))
-        return ParallelText(**dict(zip(("source", "target"), names, strict=True)))
+        pairs = ParallelText(**dict(zip(("source", "target"), names, strict=True)))
+    else:
+        pairs = _synthesized(text, teachers, prefix, real, device)
+    if record.stat().st_size == 0:
+        what = f"has no pair, since all translations of {text.files[real]} are empty"
+        got = ", ".join(map(str, teachers))
+        remedy = "train these teachers longer, in another --folder"
+        raise DataError(str(record), what, got=got, remedy=remedy)
+    return pairs
+
+
+def _synthesized(
+    text: TrainingText, teachers: list[Path], prefix: Path, real: RealSide, device: str
+) -> ParallelText:
     with progress_bar("line") as bar:
         synthesis = synthesize(
             teachers,
@@ -189,7 +206,7 @@ def translated(
             on_done=bar.update,
             on_warning=warn,
         )
-    tell(f"{prefix}: {sum(synthesis.num_pairs.values()):,} pairs")
+    tell(f"{prefix}: {quantity(sum(synthesis.num_pairs.values()), 'pair')}")
     return synthesis.text
 
 

@@ -13,8 +13,9 @@ from toy import CONFIG, write_languages, write_toy
 from tformer_cli import Translator, train
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TagsFirstConfig
-from tformer_cli.errors import TformerError, UsageError
+from tformer_cli.errors import DataError, TformerError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.translate.teachers import Teachers
 
 ROOT = Path(__file__).parents[2]
 LANGUAGES = "data:\n  source_language: en\n  target_language: de\n"
@@ -127,10 +128,23 @@ def test_a_run_that_cannot_be_resumed_is_refused_with_the_options_of_the_script(
 def test_pairs_that_are_there_are_named_since_another_search_changes_nothing(tmp_path, capsys):
     (text,) = load_config(toy_config(tmp_path / "data")).data.train
     for name in ("pairs.jsonl", "pairs.source", "pairs.target"):
-        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text("a\n")
     pairs = diversify.translated(text, [], tmp_path / "pairs", "source", "cpu")
     assert pairs.source == tmp_path / "pairs.source"
     assert f"{tmp_path}/pairs.jsonl: is there already" in capsys.readouterr().out
+
+
+def test_teachers_that_translate_to_empty_lines_alone_are_refused(tmp_path, monkeypatch):
+    (text,) = load_config(toy_config(tmp_path / "data")).data.train
+    teacher = train(load_config(tmp_path / "data" / "toy.yaml"), tmp_path / "one", device="cpu")
+    monkeypatch.setattr(Teachers, "choose", lambda teachers, lines: [])
+    for _ in ("translated", "there already"):
+        with pytest.raises(DataError) as raised:
+            diversify.translated(text, [teacher], tmp_path / "pairs", "source", "cpu")
+        assert str(raised.value) == (
+            f"{tmp_path}/pairs.jsonl: has no pair, since all translations of {text.source} are "
+            f"empty ({teacher}); train these teachers longer, in another --folder"
+        )
 
 
 def test_a_text_with_tags_is_translated_with_them(tmp_path):

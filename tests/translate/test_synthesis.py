@@ -17,6 +17,7 @@ from tformer_cli.corpus.lines import read_lines
 from tformer_cli.export.run import export_run
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.translate import translator as translator_module
+from tformer_cli.translate.teachers import Teachers
 
 # Nothing here but LF ends a line of a file, though much of it ends one for str.splitlines.
 HOSTILE = [
@@ -114,6 +115,36 @@ def test_teachers_of_this_test_differ(make, teachers):
     rows = rows_of(make().record)
     one, other = ([row["target"] for row in rows if row["teacher"] == x] for x in teachers)
     assert one != other
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "got"),
+    [
+        (["ab"] * 9 + ["x", "", " "], {}, None),
+        (["ab"] * 8 + ["x", "x c", "", " "], {}, "2 of 10"),
+        (["x"] * 3, {}, "3 of 3"),
+        # The lines without a pair have that of the first one.
+        (["ab"] * 10, {"drop_duplicates": True}, None),
+        (["ab"] * 8 + ["x"] * 2, {"drop_duplicates": True}, "2 of 10"),
+        (["", " "], {}, None),
+    ],
+)
+def test_many_lines_with_empty_translations_are_a_warning(
+    make, tmp_path, monkeypatch, lines, options, got
+):
+    choose = Teachers.choose
+
+    def choose_nothing_for_x(teachers, translated):
+        return [] if "x" in translated[0].source else choose(teachers, translated)
+
+    monkeypatch.setattr(Teachers, "choose", choose_nothing_for_x)
+    warnings = []
+    make(lines, on_warning=warnings.append, **options)
+    expected = (
+        f"{tmp_path / 'text'}: has lines whose translations are all empty ({got}); "
+        "train the teachers longer, or name others"
+    )
+    assert list(map(str, warnings)) == ([] if got is None else [expected])
 
 
 def test_an_ensemble_is_one_teacher(make, teachers):

@@ -39,6 +39,8 @@ RealSide = Literal["source", "target"]
 # Translations have errors, which a model shall not take for good sources (Caswell et al. 2019). A
 # distilled text has real sources, such as the model is to translate, and no tag.
 TAGS: Mapping[RealSide, tuple[str, ...]] = {"source": (), "target": ("[back-translated]",)}
+# A larger fraction of untranslated lines gives a warning; a trained model leaves hardly any.
+_MAX_UNTRANSLATED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,8 @@ def synthesize(
         log: called with a line when an export is written, or CTranslate2 does not do.
         on_start: called with the number of translations to do, one a line and teacher.
         on_done: called with a number of translations whenever some are done.
-        on_warning: called for teachers of different languages, and as for `Translator.nbest`.
+        on_warning: called for teachers of different languages, where many translations are empty,
+            and as for `Translator.nbest`.
 
     Raises:
         TformerError: a teacher or the text is unusable, arguments contradict each other, or the
@@ -184,7 +187,11 @@ def synthesize(
             num_done,
             on_done=on_done,
         )
-        counts = _write_sides(rows.path, sides, total) if isinstance(rows, PartialFile) else None
+        counts = None
+        if isinstance(rows, PartialFile):
+            counts = _write_sides(rows.path, sides, total)
+            if problem := _untranslated_warning(file, rows.path, real, counts[1]):
+                on_warning(problem)
         num_pairs, omitted = world.broadcast_object(counts)
     by_teacher = {name: num_pairs.get(name, 0) for name in models.names}
     return Synthesis(sides, record, total, by_teacher, tuple(omitted))
@@ -268,3 +275,24 @@ def _write_sides(
             next_line = row["line"] + 1
     omitted += range(next_line, num_lines + 1)
     return dict(num_pairs), omitted
+
+
+def _untranslated_warning(
+    text: Path, record: Path, real: RealSide, omitted: Sequence[int]
+) -> Problem | None:
+    """Return what says that many lines with words have no translation but empty ones, if so."""
+    numbers = frozenset(omitted)
+    num_lines = sum(bool(line.strip()) for line in read_lines(text))
+    without_pair = [
+        line
+        for number, line in enumerate(read_lines(text), start=1)
+        if number in numbers and line.strip()
+    ]
+    # The pairs of a line may have been dropped as those of an equal line.
+    translated = set(without_pair).intersection(row[real] for row in _read_record(record))
+    num_untranslated = sum(line not in translated for line in without_pair)
+    if num_untranslated <= _MAX_UNTRANSLATED * num_lines:
+        return None
+    got = f"{num_untranslated:,} of {num_lines:,}"
+    remedy = "train the teachers longer, or name others"
+    return Problem(str(text), "has lines whose translations are all empty", got, remedy)
