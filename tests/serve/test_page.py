@@ -170,12 +170,14 @@ def test_a_line_that_is_too_long_is_named_and_the_others_are_translated(
     expected[2] = expected[6] = ""
     assert page.locator("#target").text_content() == "\n".join(expected)
     said = page.locator("#status")
-    assert said.text_content() == "Lines of more than 8 characters are not translated: 3, 7"
+    assert said.text_content() == (
+        "Lines of more than 8 characters are not translated; split them: 3, 7"
+    )
     # The words that light up lie below theirs.
     assert page.locator("#mirror").text_content() == "\n".join(lines)
     page.locator("#source").evaluate("source => source.setSelectionRange(0, 0)")
     page.locator("#alternatives [aria-pressed=true]").wait_for()
-    assert "not translated: 3, 7" in said.text_content()
+    assert "split them: 3, 7" in said.text_content()
     lines[2] = "abc"
     page.fill("#source", "\n".join(lines[:6]))
     (expected[2],) = translator.translate(["abc"])
@@ -184,6 +186,24 @@ def test_a_line_that_is_too_long_is_named_and_the_others_are_translated(
         arg="\n".join(expected[:6]),
     )
     assert "not translated" not in said.text_content()
+
+
+@pytest.mark.slow
+def test_a_line_that_no_request_can_have_is_named_and_the_others_are_translated(
+    begin, translator, open_page
+):
+    _, url = begin("--max-body", "400", "--max-characters", "500")
+    page = open_page(url)
+    lines = ["ab c", "ab c " * 80, "fg a", "a" * 501]
+    type_and_wait(page, "\n".join(lines))
+    expected = translator.translate(lines)
+    expected[1] = expected[3] = ""
+    assert page.locator("#target").text_content() == "\n".join(expected)
+    assert page.locator("#target .draft").count() == 0
+    assert page.locator("#status").text_content() == (
+        "Lines of too many bytes are not translated; split them: 2\n"
+        "Lines of more than 500 characters are not translated; split them: 4"
+    )
 
 
 # Requests wait while `held` is true.

@@ -73,9 +73,10 @@ function begin() {
 function newLine(text) {
   const [words, translated] = [document.createElement("span"), document.createElement("span")];
   words.textContent = text;
-  const isLong = [...text].length > maxCharacters;
+  const limit = `more than ${maxCharacters.toLocaleString("en")} characters`;
+  const excess = [...text].length > maxCharacters ? limit : undefined;
   const sheets = { source: words, target: translated };
-  return { text, isLong, prefix: "", answer: undefined, shown: undefined, ...sheets };
+  return { text, excess, prefix: "", answer: undefined, shown: undefined, ...sheets };
 }
 
 /** Divide the text into lines. Those that were there before keep their translations. */
@@ -109,7 +110,7 @@ async function translate() {
   asking = new AbortController();
   const { signal } = asking;
   divide();
-  const asked = lines.filter((line) => line.text.trim() && !line.isLong && !line.answer);
+  const asked = lines.filter((line) => line.text.trim() && !line.excess && !line.answer);
   target.removeAttribute("aria-busy");
   if (!asked.length) return;
   element.announcement.textContent = "";
@@ -133,6 +134,13 @@ async function request(asked, signal) {
     const half = Math.ceil(asked.length / 2);
     await request(asked.slice(0, half), signal);
     await request(asked.slice(half), signal);
+    return;
+  }
+  if (body.length > maxBytes) {
+    const [line] = asked;
+    line.excess = "too many bytes";
+    line.target.classList.remove("draft");
+    attend(current);
     return;
   }
   for await (const [name, content] of events(body, signal)) {
@@ -234,10 +242,11 @@ function attend(line) {
 
 /** Name the lines that are too long to be translated. */
 function wordsAboutLong() {
-  const numbers = lines.flatMap((line, index) => (line.isLong ? [index + 1] : []));
-  const limit = maxCharacters.toLocaleString("en");
-  const what = `Lines of more than ${limit} characters are not translated`;
-  return numbers.length ? `${what}: ${numbers.join(", ")}` : "";
+  const excesses = new Set(lines.flatMap((line) => line.excess ?? []));
+  return [...excesses].map((excess) => {
+    const numbers = lines.flatMap((line, index) => (line.excess === excess ? [index + 1] : []));
+    return `Lines of ${excess} are not translated; split them: ${numbers.join(", ")}`;
+  }).join("\n");
 }
 
 function alternative(line, translation) {
