@@ -242,6 +242,19 @@ def test_check_warns_of_files_in_the_other_direction(folder: Path) -> None:
     ]
     own = "source_language: de, target_language: de"
     assert warnings("--set", f"data.valid={exchanged}, {own}}}") == []
+    shutil.copy("valid.de", "other.de")
+    shutil.copy("valid.en", "other.en")
+    other = "{source: other.de, target: other.en}"
+    items = f"[{exchanged}}}, {other}, {exchanged}, extract: phrases, tags: ['[phrase]']}}]"
+    exchanged_items = [
+        line for line in warnings("--set", f"data.train={items}") if "other direction" in line
+    ]
+    assert exchanged_items == [
+        "data.train.0, data.train.2: has the other direction by the names of its files "
+        "(valid.de, valid.en); exchange source and target",
+        "data.train.1: has the other direction by the names of its files (other.de, other.en); "
+        "exchange source and target",
+    ]
 
 
 def test_check_warns_of_a_missing_mecab(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

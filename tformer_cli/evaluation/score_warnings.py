@@ -90,13 +90,16 @@ def _language_warnings(config: Config) -> Iterator[Problem]:
         for language, key in keys.items():
             if not is_language_code(language):
                 yield Problem(key, "is not an ISO code", language, "write en, for instance")
+    exchanged: dict[tuple[Path, Path], list[str]] = {}
     for name, text in data.texts().items():
         if isinstance(text, ParallelText):
             named = language_of_name(text.source), language_of_name(text.target)
             if are_exchanged(data.direction_of(text), named):
-                what = "has the other direction by the names of its files"
-                got = f"{text.source.name}, {text.target.name}"
-                yield Problem(f"data.{name}", what, got, "exchange source and target")
+                exchanged.setdefault((text.source, text.target), []).append(f"data.{name}")
+    for (source, target), names in exchanged.items():
+        what = "has the other direction by the names of its files"
+        got = f"{source.name}, {target.name}"
+        yield Problem(", ".join(names), what, got, "exchange source and target")
     for text in data.valid_texts.values():
         if not isinstance(text, PlainText):
             yield from _tokenizer_warnings(config, text)
