@@ -239,6 +239,13 @@ def test_unequal_files_are_refused_with_both_counts(toy_run, tformer, tmp_path):
     )
 
 
+def warning_of_overlap(counts: str) -> str:
+    return (
+        f"s: is partly in data.train, so its scores are too high ({counts}); "
+        "remove them from the training text\n"
+    )
+
+
 def test_text_that_training_has_seen_is_named(tformer, toy_run, tmp_path, monkeypatch):
     data = toy_run.parent / "data"
     sources, targets = ((data / f"train.{side}").read_text().split("\n") for side in ("src", "tgt"))
@@ -248,10 +255,7 @@ def test_text_that_training_has_seen_is_named(tformer, toy_run, tmp_path, monkey
     source.write_text(f"{sources[7].upper()}\n{new}\n{new}\n")
     reference.write_text(f" {targets[7]}\n{new}\n{targets[8]}\n")
     words = ("eval", toy_run, "--source", source, "--reference", reference, "--beam", 1)
-    warning = (
-        "s: is partly in data.train, so its scores are too high "
-        "(1 of 3 pairs, 1 source, 2 targets); remove them from the training text\n"
-    )
+    warning = warning_of_overlap("1 of 3 pairs, 1 source, 2 targets")
     last = f"next: tformer translate {toy_run}\n"
     assert tformer(*words).stderr == warning + last
     # Only the beginning of a large text is read.
@@ -270,10 +274,7 @@ def test_text_whose_phrases_training_has_seen_is_named(tformer, toy_run, tmp_pat
     config["data"]["train"] = [phrases, text]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     words = ("eval", run, "--source", source, "--reference", reference, "--beam", 1)
-    warning = (
-        "s: is partly in data.train, so its scores are too high "
-        "(1 of 1 pair, 1 source, 1 target); remove them from the training text\n"
-    )
+    warning = warning_of_overlap("1 of 1 pair, 1 source, 1 target")
     last = f"next: tformer translate {run}\n"
     assert tformer(*words).stderr == warning + last
     # Texts whose lines are trained on come first.

@@ -281,6 +281,8 @@ def _untranslated_warning(
     text: Path, record: Path, real: RealSide, omitted: Sequence[int]
 ) -> Problem | None:
     """Return what says that many lines with words have no translation but empty ones, if so."""
+    if not omitted:
+        return None
     numbers = frozenset(omitted)
     num_lines = sum(bool(line.strip()) for line in read_lines(text))
     without_pair = [
