@@ -25,7 +25,8 @@ def carry_tags(
 
     A tag around words is put around the longest run of target words that are aligned to them, with
     unaligned words between. A tag without such words, or between two words, is put where it
-    separates the fewest aligned pairs; such tags keep their order.
+    separates the fewest aligned pairs; such tags keep their order. One that stands for a
+    word, such as `<code>f()</code>`, does so in the translation.
     """
     carrier = _Carrier(segment, translation, alignment)
     for tag in segment.tags:
@@ -61,15 +62,17 @@ class _Carrier:
             outer, parent = self.placed[tag.parent], self.segment.tags[tag.parent]
         has_text = text[tag.start : tag.end].strip() != ""
         span = self._span(tag, parent, outer) if has_text else None
+        is_word = False
         if span is None:
             position = max(self._position(tag.start), self._last[tag.parent])
             position = min(max(position, outer.start), outer.end)
             self._last[tag.parent] = position
             span = position, position
             self.lost += [tag] if has_text else []
+            is_word = not has_text and not outer.is_word and _is_word(text, tag.start)
         else:
             self._taken[tag.parent].update(self._target_words(*span))
-        self.placed.append(tag._replace(start=span[0], end=span[1]))
+        self.placed.append(tag._replace(start=span[0], end=span[1], is_word=is_word))
 
     def _span(self, tag: Tag, parent: Tag, outer: Tag) -> Offsets | None:
         """Return the characters that a tag is put around, if there are any."""
@@ -138,6 +141,12 @@ class _Carrier:
         if before == len(self.target) or (before and follows_word):
             return self.target[before - 1][1]
         return self.target[before][0]
+
+
+def _is_word(text: str, position: int) -> bool:
+    """Return whether a tag between two characters has whitespace before it, and no word behind."""
+    before, behind = text[:position][-1:], text[position:][:1]
+    return not before.strip() and not behind.isalnum()
 
 
 def _bounds(spans: Sequence[Offsets]) -> tuple[list[int], list[int]]:

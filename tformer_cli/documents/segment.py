@@ -29,6 +29,7 @@ class Tag(NamedTuple):
     opening: str  # as the document has it, such as `<b>`
     closing: str = ""
     parent: int | None = None  # index of the innermost tag around it
+    is_word: bool = False  # whether a space keeps it from the words beside it
 
 
 class Segment(NamedTuple):
@@ -82,12 +83,16 @@ class Segment(NamedTuple):
                 position = end
             if first is not None:
                 child = self.tags[first]
+                if child.is_word and self.text[position - 1 : position].strip():
+                    yield Token("text", " ")
                 yield Token("open", child.opening)
                 end = max(position, min(child.end, tag.end))
                 opened.append((child._replace(end=end), iter(children[first])))
             else:
                 opened.pop()
                 yield from [Token("close", tag.closing)] if opened else []
+                if tag.is_word and self.text[position : position + 1].isalnum():
+                    yield Token("text", " ")
 
     def markup(self, escape: Callable[[str], str]) -> str:
         """Return the text with its tags."""
