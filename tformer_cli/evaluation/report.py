@@ -8,6 +8,7 @@ from pathlib import Path
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.decoding import search_in_words
 from tformer_cli.config.schema.text import Bitext
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import Problem, UsageError, quantity
@@ -399,14 +400,8 @@ def _facts(files: ModelFiles, text: Bitext, num_sentences: int) -> dict[str, str
         "text": ", ".join(map(str, text.files.values())),
         "sentences": f"{num_sentences:,}",
         "languages": " to ".join(data.direction_of(text)),
-        "search": _search(files.config),
+        "search": search_in_words(asdict(files.config.decoding)),
     }
-
-
-def _search(config: Config) -> str:
-    search = config.decoding
-    size = getattr(search, "beam_size", None)
-    return search.kind if size is None else f"{search.kind}, size {size}"
 
 
 def _charts(run: RunDirectory) -> list[plotting.Chart]:
