@@ -97,7 +97,7 @@ def is_document(path: Path) -> bool:
 
 
 def check_same_kind(path: Path, output: Path) -> None:
-    """Raise a UsageError if an output has not the extension of a document."""
+    """Raise a UsageError if an output is not of the same kind as the document."""
     if PARSERS.get(_extension(output)) != PARSERS.get(_extension(path)):
         what = "must be of the same kind as the document"
         raise UsageError("`output`", what, got=str(output), remedy=f"use {_extension(path)}")

@@ -36,15 +36,7 @@ MODEL_FILES = (EXPORT_FILE, SETTINGS_FILE, *dict.fromkeys(sum(VOCABULARY_FILES, 
 PACKAGE_VERSIONS = {"package_version": "1.0", "argos_version": "1.9"}
 FETCH_AGAIN = "fetch the package again"
 # What zipfile raises, also from within the compressions.
-DAMAGE = (
-    zipfile.BadZipFile,
-    EOFError,
-    OSError,
-    RuntimeError,
-    NotImplementedError,
-    zlib.error,
-    lzma.LZMAError,
-)
+DAMAGE = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, zlib.error, lzma.LZMAError)
 # Weights hardly compress; what grows more than this would fill the disk.
 MAX_GROWTH = 100
 
