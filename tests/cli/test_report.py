@@ -82,9 +82,11 @@ def test_the_calibration_of_a_run_is_shown_until_it_is_outdated(run, tformer, tm
     for low, _, _, confidence in bins["rows"]:
         assert float(low) <= float(confidence) <= float(low) + 0.1
     config = calibrated / "config.yaml"
-    config.write_text(config.read_text().replace("beam_size: 2", "beam_size: 3"))
+    config.write_text(config.read_text().replace("length_penalty: 1.0", "length_penalty: 0.5"))
     result = tformer("report", calibrated, "--json")
-    assert json.loads(result.stdout)["reliability"] == {}
+    content = json.loads(result.stdout)
+    assert content["facts"]["search"] == "beam 2, length penalty 0.5"
+    assert content["reliability"] == {}
     assert "confidence.json: is of another checkpoint or search" in result.stderr
 
 
