@@ -72,6 +72,13 @@ def test_names_and_languages_that_yaml_could_misread(tmp_path: Path) -> None:
     assert (data.source_language, data.target_language) == ("no", "null")
 
 
+def test_a_path_with_a_number_sign_stays_as_it_is(tmp_path: Path) -> None:
+    text = PairsFile(pairs=tmp_path / "a # b.tsv")
+    texts = {"train": text, "valid": text, "phrases": with_phrases_extracted(text)}
+    data = load_config(written(tmp_path / "my.yaml", texts, num_pairs=1000)).data
+    assert {each.source_file for each in data.texts().values()} == {text.pairs}
+
+
 @pytest.mark.parametrize(
     ("num_pairs", "tokenizer", "dim", "max_steps"),
     [

@@ -68,16 +68,17 @@ def write_starter(
     if "phrases" in items:
         train = [_item(texts["train"], config.parent, _WEIGHT_BESIDE_PHRASES), items["phrases"]]
     no_test = "# test: {NAME: {source: FILE, target: FILE}}"
-    text = Template((_TEMPLATES / f"{template}.yaml").read_text(encoding="utf-8")).substitute(
-        num_pairs=f"{num_pairs:,}",
-        source_language=_scalar(languages[0]),
-        target_language=_scalar(languages[1]),
-        train=",\n          ".join(train),
-        valid=items["valid"],
-        test=f"test: {{test: {items['test']}}}" if "test" in items else no_test,
-        vocab_size=max(size, needed),
-    )
-    write_text(config, "".join(map(_aligned, text.splitlines(keepends=True))))
+    values = {
+        "num_pairs": f"{num_pairs:,}",
+        "source_language": _scalar(languages[0]),
+        "target_language": _scalar(languages[1]),
+        "train": ",\n          ".join(train),
+        "valid": items["valid"],
+        "test": f"test: {{test: {items['test']}}}" if "test" in items else no_test,
+        "vocab_size": str(max(size, needed)),
+    }
+    with (_TEMPLATES / f"{template}.yaml").open(encoding="utf-8") as lines:
+        write_text(config, "".join(_filled(line, values) for line in lines))
 
 
 def check_replaceable(output: Path, given: Mapping[str, Path], *, overwrite: bool) -> None:
@@ -130,10 +131,13 @@ def _files(path: Path) -> list[Path]:
     return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
-def _aligned(line: str) -> str:
-    """Move the comment of a setting to a column of its own."""
+def _filled(line: str, values: Mapping[str, str]) -> str:
+    """Return a line of a template with values, its comment in a column of its own."""
     setting, mark, comment = line.rpartition(" # ")
-    return f"{setting.rstrip():<{_COMMENT_COLUMN}} # {comment}" if mark else line
+    if not mark:
+        return Template(line).substitute(values)
+    setting = Template(setting.rstrip()).substitute(values)
+    return f"{setting:<{_COMMENT_COLUMN}} # {comment}"
 
 
 def _size(num_pairs: int) -> tuple[str, int]:
