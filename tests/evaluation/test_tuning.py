@@ -198,10 +198,11 @@ def test_a_saved_search_replaces_the_former_and_nothing_else(toy_run, tmp_path):
     assert (run / "config.yaml").read_bytes() == (toy_run / "config.yaml").read_bytes()
     # Paths stay relative, and a section that was absent is added.
     file = tmp_path / "short.yaml"
-    file.write_text("data:  # comment\n  train: [{source: a, target: b}]\nseed: 2\n")
+    file.write_text("data:  # comment\n  train: [{source: a, target: b}]\ntraining: {patience: }\n")
     save_decoding(file, GreedyConfig())
-    text = file.read_text()
-    assert text.startswith("data:\n  train: [{source: a, target: b}]\nseed: 2\ndecoding:\n")
+    assert file.read_text().startswith(
+        "data:\n  train: [{source: a, target: b}]\ntraining: {patience: null}\ndecoding:\n"
+    )
 
 
 def test_the_p_value_is_that_of_resampling_sentence_by_sentence():

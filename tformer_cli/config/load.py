@@ -18,7 +18,7 @@ from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.fields import LEFT_OUT_IF_NULL, MAX_COUNT
 from tformer_cli.config.schema.text import ParallelText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.config.yaml_tree import OVERRIDE, compose, located, read_tree, with_value
+from tformer_cli.config.yaml_tree import OVERRIDE, compose, is_null, located, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem, reject_str
 from tformer_cli.storage.atomic import write_text
 
@@ -131,7 +131,7 @@ def save_decoding(file: Path, decoding: DecodingConfig) -> None:
     section = compose(to_yaml(as_plain(decoding)), str(file))
     assert section is not None
     root = with_value(read_tree(file), ["decoding"], section)
-    text = yaml.serialize(root, Dumper=yaml.BaseDumper, allow_unicode=True, width=float("inf"))
+    text = yaml.serialize(root, Dumper=_TreeDumper, allow_unicode=True, width=float("inf"))
     write_text(file, text)
 
 
@@ -189,6 +189,15 @@ def _remedy_for_missing(path: Path) -> str:
         if script.is_file():
             return f"run python scripts/{script.name}, correct the path, or set data.root"
     return "correct the path, or set data.root"
+
+
+class _TreeDumper(yaml.BaseDumper):
+    """Writes a syntax tree; a null without a word would be a quoted text between braces."""
+
+    def serialize_node(self, node: yaml.Node, parent: yaml.Node | None, index: Any) -> None:
+        if is_null(node):
+            node.value = "null"
+        super().serialize_node(node, parent, index)
 
 
 class _Dumper(yaml.SafeDumper):
