@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,7 +234,7 @@ def _check_replaceable(
         raise UsageError(where, what, remedy=remedy)
     previous = _origin_of(output)
     if not previous:
-        raise UsageError(where, "contains files that config new did not write", remedy=remedy)
+        raise UsageError(where, "was not written by config new", remedy=remedy)
     if not overwrite and (previous != origin or _is_edited(output)):
         remedy = f"{remedy}, or add `overwrite=True`"
         raise UsageError(where, "already exists", remedy=remedy)
@@ -243,13 +243,12 @@ def _check_replaceable(
 def _origin_of(directory: Path) -> dict[str, object] | None:
     """Return the origin of a directory that `split_text` wrote, else None."""
     try:
-        origin = read_json(directory / _ORIGIN)
+        origin: dict[str, Any] = read_json(directory / _ORIGIN)
+        known = {_ORIGIN, *origin["files"]}
         names = {path.name for path in directory.iterdir()}
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    if not isinstance(origin, dict) or not names <= {_ORIGIN, *origin.get("files", ())}:
-        return None
-    return origin
+    return origin if names <= known else None
 
 
 def _is_edited(directory: Path) -> bool:
