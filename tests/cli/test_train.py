@@ -325,6 +325,13 @@ def test_options_that_nothing_would_come_of_are_refused(tformer, tmp_path, optio
     assert (result.exit_code, result.stderr) == (2, f"{message}\n")
 
 
+def test_a_link_to_itself_is_no_run_to_begin_with(tformer, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    result = tformer("train", write_toy(tmp_path / "data"), "--init-from", link)
+    assert result.stderr.endswith(f"{link}: no such run folder; name the folder of a run\n")
+
+
 def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if "torch" not in path.name)
 

@@ -264,6 +264,13 @@ def test_a_folder_is_replaced_by_no_config(overwrite: bool, tmp_path: Path) -> N
     assert str(raised.value) == f"{tmp_path}: is a folder; name a file in it"
 
 
+def test_a_link_to_itself_is_neither_config_nor_text(tmp_path: Path) -> None:
+    link = tmp_path / "a.en"
+    link.symlink_to(link)
+    check_replaceable(tmp_path / "my.yaml", {"source": link}, overwrite=False)
+    check_replaceable(link, text_of(tmp_path / "texts").files, overwrite=False)
+
+
 def test_given_text_is_never_replaced_by_a_config(tmp_path: Path) -> None:
     text = text_of(tmp_path)
     with pytest.raises(UsageError) as raised:

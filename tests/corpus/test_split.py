@@ -247,6 +247,12 @@ def test_folder_with_files_of_the_user_is_never_replaced(
     assert refusal(text, overwrite=overwrite) == FOREIGN
 
 
+def test_a_link_to_itself_is_no_text_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.en").symlink_to("a.en")
+    (tmp_path / "my.data").mkdir()
+    assert refusal(ParallelText(source=tmp_path / "a.en", target=tmp_path / "a.en")) == FOREIGN
+
+
 def test_given_texts_are_never_replaced(text: ParallelText, tmp_path: Path) -> None:
     folder = tmp_path / "my.data"
     inside = ParallelText(source=folder / "train.en", target=folder / "train.de")

@@ -1,6 +1,7 @@
 """`tformer train`, `tformer vocab` and `tformer average`."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -120,7 +121,7 @@ def train(
     config_file = _config_file(config_file)
     config = load_with_texts(config_file, settings or [])
     if init_from is not None:
-        training = replace(config.training, init_from=init_from.resolve())
+        training = replace(config.training, init_from=Path(os.path.realpath(init_from)))
         config = replace(config, training=training)
     run_directory = run_of_config(config_file, run)
 

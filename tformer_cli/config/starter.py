@@ -83,7 +83,7 @@ def write_starter(
 
 def check_replaceable(output: Path, given: Mapping[str, Path], *, overwrite: bool) -> None:
     """Check that a configuration may be written: over no file, and never over a given text."""
-    if output.resolve() in {file.resolve() for file in given.values()}:
+    if os.path.realpath(output) in map(os.path.realpath, given.values()):
         what = "is one of the given texts, and would be lost"
         raise UsageError(str(output), what, remedy="choose another `output`")
     if output.is_dir():

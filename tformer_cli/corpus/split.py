@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -229,7 +230,8 @@ def _check_replaceable(
     """Refuse to replace a directory with files of the user."""
     where = str(output)
     remedy = "choose another `output`"
-    if any(file.resolve().is_relative_to(output.resolve()) for file in text.files.values()):
+    folder = os.path.realpath(output)
+    if any(Path(os.path.realpath(file)).is_relative_to(folder) for file in text.files.values()):
         what = "contains one of the given texts, which would be lost"
         raise UsageError(where, what, remedy=remedy)
     previous = _origin_of(output)

@@ -1,6 +1,7 @@
 """The run whose tokenizers and weights a training begins with, for fine-tuning or transfer."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -46,7 +47,7 @@ def pretrained_run(config: Config, run: RunDirectory) -> RunDirectory | None:
     path = config.training.init_from
     if path is None:
         return None
-    if path.resolve() == run.path.resolve():
+    if os.path.realpath(path) == os.path.realpath(run.path):
         raise CheckpointError(
             str(run.path),
             "a run cannot be initialized from itself",
