@@ -245,6 +245,9 @@ def test_override_keeps_the_order_of_the_file(file: Path) -> None:
          "data.train.1.source: 1 is no item of a list of 1; they are numbered from 0"),
         ("data.train.one.source=x",
          "data.train.one.source: one is no item of a list of 1; they are numbered from 0"),
+        (f"data.train.{'9' * 5000}.source=x",
+         f"data.train.{'9' * 5000}.source: {'9' * 5000} is no item of a list of 1; "
+         "they are numbered from 0"),
         ("tokenizer={kind: char, algorithm: bpe}",
          "tokenizer: tokenizer.algorithm: belongs to kind: subword; this one is kind: char"),
         ("model.num_heads=3", "model.num_heads: must divide dim 256 (3)"),

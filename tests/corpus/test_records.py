@@ -640,7 +640,7 @@ def test_a_zip_of_macos_has_more_than_its_files(tmp_path: Path) -> None:
     assert declared_languages(PairsFile(pairs=file)) == ["en", "de"]
 
 
-@pytest.mark.parametrize("fields", [("en", "it"), ("1", "x"), ("0", "1")])
+@pytest.mark.parametrize("fields", [("en", "it"), ("1", "x"), ("0", "1"), ("1", "9" * 5000)])
 def test_columns_that_are_not_there_are_named(tmp_path: Path, fields: tuple[str, str]) -> None:
     file = tmp_path / "a.tsv"
     file.write_bytes(tsv([("en", "de"), *FIVE]))

@@ -118,7 +118,7 @@ def with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) ->
     mark = value.start_mark
     if isinstance(node, yaml.SequenceNode):
         items = list(node.value)
-        if not key.isdecimal() or int(key) >= len(items):
+        if key not in map(str, range(len(items))):
             what = f"{key} is no item of a list of {len(items)}; they are numbered from 0"
             raise _error(mark.name, what)
         items[int(key)] = with_value(items[int(key)], rest, value)

@@ -25,6 +25,7 @@ _Row = tuple[str, Sequence[str]]
 _Object = tuple[str, Mapping[str, object]]
 
 _QUOTED = re.compile(rb'"[^"]*"')
+_COLUMN = re.compile("[1-9][0-9]{0,8}")
 _OBJECTS = "write an object a line, as `jq -c '.[]'` does of a list"
 # Characters of a line that a message shows.
 _SHOWN = 40
@@ -215,7 +216,7 @@ def _chosen_columns(
         if first and second and first != second:
             return (names.index(first), names.index(second)), True
     fields = text.source_field or "1", text.target_field or "2"
-    if not all(field.isdecimal() and int(field) for field in fields):
+    if not all(map(_COLUMN.fullmatch, fields)):
         what = f"names no columns {' and '.join(fields)}"
         remedy = "write names of columns, or their numbers from 1"
         raise DataError(where, what, got=", ".join(cells), remedy=remedy)
