@@ -28,10 +28,12 @@ from tformer_cli.text.special_tokens import (
 from tformer_cli.text.subword import (
     MarianTokenizer,
     SubwordTokenizer,
+    imported_file,
     learn_subwords,
     marian_file,
     reservoir_sample,
 )
+from tformer_cli.text.t5 import T5Tokenizer
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 
 WORDS = ["the", "a", "big", "green", "dog", "cat", "house", "über", "Straße", ".", ",", "!"]
@@ -405,6 +407,17 @@ def test_another_file_is_refused(content, got):
     message = str(caught.value)
     assert message.startswith(f"x.json: is not the vocabulary of a Marian model ({got}")
     assert message.endswith("; restore the file, or import the model again")
+
+
+@pytest.mark.parametrize("special_rows", [{"<unk>": 2}, [], None])
+def test_another_file_than_that_of_t5_is_refused(special_rows):
+    with pytest.raises(CheckpointError) as caught:
+        T5Tokenizer(
+            imported_file(MODEL, pieces=[], special_rows=special_rows), Normalizer(), name="x.json"
+        )
+    assert str(caught.value) == (
+        "x.json: is not the vocabulary of a T5 model; restore the file, or import the model again"
+    )
 
 
 @pytest.mark.parametrize(("model", "got"), [(b"", "no bytes"), (b"\xffx", "2 bytes")])

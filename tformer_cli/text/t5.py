@@ -26,10 +26,11 @@ class T5Tokenizer(MarianTokenizer):
     def __init__(self, content: bytes, normalizer: Normalizer, *, name: str) -> None:
         """Parse the content of `t5_file`; raise CheckpointError for another file."""
         super().__init__(content, normalizer, name=name)
-        self.special_rows: Mapping[str, int] = parse_json(content).get("special_rows", {})
-        if not {"<unk>", "<s>", "</s>"} <= self.special_rows.keys():
+        rows = parse_json(content).get("special_rows")
+        if not isinstance(rows, dict) or not {"<unk>", "<s>", "</s>"} <= rows.keys():
             what = "is not the vocabulary of a T5 model"
             raise CheckpointError(name, what, remedy=IMPORT_AGAIN)
+        self.special_rows: Mapping[str, int] = rows
         ids = enumerate(self.pieces, start=NUM_SPECIAL)
         silent = (i for i, piece in ids if not is_text(self._processor, piece))
         self.suppressed_ids = (*self.suppressed_ids, *silent)
