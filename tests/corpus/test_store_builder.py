@@ -370,6 +370,7 @@ def move_a_pair(index: dict[str, Any]) -> None:
         lambda store: change_index(store, lambda index: index.update(sha256={})),
         lambda store: (store / "index.json").write_text("[" * 100_000),
         lambda store: (store / "index.json").write_text("[]"),
+        lambda store: (store / "index.json").write_text("null"),
     ],
 )
 def test_a_store_of_the_same_size_that_was_changed_is_built_again(tmp_path, damage):

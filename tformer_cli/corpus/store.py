@@ -286,7 +286,7 @@ def open_store(
     weights for the numbers of pairs that were kept. The filter counts are returned too; None if the
     store is missing or damaged.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
         index = read_json(directory / "index.json")
         if index.pop("checksum") != _index_checksum(index):
             return None
