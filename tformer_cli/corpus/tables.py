@@ -46,7 +46,8 @@ def read_csv(text: PairsFile) -> Iterator[Record]:
 
 def tsv_rows(text: PairsFile) -> Iterator[_Row | DataError]:
     """Yield where each line with text is, and its cells, or its error."""
-    return (row if isinstance(row, DataError) else _split(row) for row in _lines(text))
+    for row in _lines(text):
+        yield row if isinstance(row, DataError) else (row[0], row[1].split("\t"))
 
 
 def csv_rows(text: PairsFile) -> Iterator[_Row | DataError]:
@@ -112,11 +113,6 @@ def _lines(text: PairsFile) -> Iterator[tuple[str, str] | DataError]:
                 yield line
             elif line:
                 yield f"{text.pairs}:{number}", line
-
-
-def _split(row: tuple[str, str]) -> _Row:
-    where, line = row
-    return where, line.split("\t")
 
 
 class _RecordLines:

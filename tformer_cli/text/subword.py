@@ -199,7 +199,11 @@ class MarianTokenizer:
         return BOS_ID
 
     def _split(self, line: str) -> tuple[str, str]:
-        return _split_code(line)
+        """Return the language code at the start of a line, or an empty one, and the rest."""
+        end = line.find("<<")
+        if not line.startswith(">>") or end < 0:
+            return "", line
+        return line[: end + 2], line[end + 2 :]
 
     def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
         all_pieces = [code, *pieces] if code else pieces
@@ -340,11 +344,3 @@ def _training_error(message: str, config: SubwordConfig) -> DataError:
             remedy="enlarge it, or lower tokenizer.character_coverage",
         )
     return DataError("tokenizer", "sentencepiece found no vocabulary", got=message)
-
-
-def _split_code(line: str) -> tuple[str, str]:
-    """Return the language code at the start of a line, or an empty one, and the rest."""
-    end = line.find("<<")
-    if not line.startswith(">>") or end < 0:
-        return "", line
-    return line[: end + 2], line[end + 2 :]
