@@ -61,7 +61,7 @@ def expected_loss(
 @kinds
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("num_tokens", [1, CACHED_ROWS, ROWS_ON_CPU + 70])
+@pytest.mark.parametrize("num_tokens", [0, 1, CACHED_ROWS, ROWS_ON_CPU + 70])
 def test_loss_and_gradients_equal_autograd(kind, num_tokens, smoothing, bias):
     states = torch.randn(2 * num_tokens, D, dtype=torch.float64, requires_grad=True)
     output = nn.Linear(D, V, bias=bias, dtype=torch.float64)

@@ -268,7 +268,7 @@ def _paired_sums_and_gradient(
     (first, second), (forward, backward) = objective
     wide = torch.promote_types(logits.dtype, torch.float32)
     size = CACHED_ROWS // 2 if logits.device.type == "cpu" else max(len(targets), 1)
-    pairs = torch.split(logits.view(2, len(targets), -1), size, dim=1)
+    pairs = torch.split(logits.view(2, len(targets), logits.shape[-1]), size, dim=1)
     totals = []
     for pair, labels in zip(pairs, torch.split(targets, size), strict=True):
         tokens = torch.arange(len(labels), device=labels.device)
