@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tformer_cli.kernels.attention_mask import AttentionMask
+from tformer_cli.kernels.attention_mask import AttentionMask, additive_mask
 from tformer_cli.kernels.softmax import softmax
 
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionMask, float], Tensor]
@@ -126,7 +126,7 @@ def attention_logits(queries: Tensor, keys: Tensor, attention_mask: AttentionMas
     mask = attention_mask.allowed(queries.shape[2], queries.device)
     if mask is not None:
         # Adding a small matrix is cheaper than filling a large one, forward and backward.
-        logits = logits + torch.zeros_like(mask, dtype=logits.dtype).masked_fill_(~mask, -math.inf)
+        logits = logits + additive_mask(mask, logits.dtype)
     return logits
 
 

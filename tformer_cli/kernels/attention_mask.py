@@ -38,8 +38,7 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return zero where a bool mask is True, and minus infinity elsewhere."""
-    minus_infinity = torch.full((), -math.inf, dtype=dtype, device=mask.device)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, minus_infinity)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf)
 
 
 def padding_mask(mask: Tensor) -> Tensor:

@@ -112,11 +112,6 @@ class CausalLM(Seq2Seq):
         self.stream = LMStack(config, vocab_size)  # the name of its weights in checkpoints
         self.output = nn.Linear(config.dim, vocab_size, bias=False)
 
-    def tie_weights(self, tie: str) -> None:
-        """Tie the output projection to the embeddings, if `tie` is `output`."""
-        if tie == "output":
-            self.output.weight = self.stream.embeddings.tokens.weight
-
     def stacks(self) -> list[Stack]:
         """Return the only stack."""
         return [self.stream]

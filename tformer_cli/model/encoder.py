@@ -75,11 +75,6 @@ class MaskedEncoder(Network):
         states: Tensor = self.encoder(source, source_mask, kept_source).states
         return states.flatten(0, 1).index_select(0, target_positions)
 
-    def tie_weights(self, tie: str) -> None:
-        """Tie the output projection to the embeddings, if `tie` is `output`."""
-        if tie == "output":
-            self.output.weight = self.encoder.embeddings.tokens.weight
-
     def stacks(self) -> list[Stack]:
         """Return the encoder."""
         return [self.encoder]

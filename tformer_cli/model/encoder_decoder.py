@@ -86,9 +86,8 @@ class EncoderDecoder(Seq2Seq):
         self.has_fixed_bias = config.output_bias and not config.train_output_bias
 
     def tie_weights(self, tie: str) -> None:
-        """Tie output (`output`, `all`) and source embeddings (`inputs`, `all`) to the target's."""
-        if tie in ("output", "all"):
-            self.output.weight = self.decoder.embeddings.tokens.weight
+        """Tie also the source embeddings to those of the target, if `tie` is `inputs` or `all`."""
+        super().tie_weights(tie)
         if tie in ("inputs", "all"):
             self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
 

@@ -61,9 +61,13 @@ class Network(nn.Module, ABC):
     def stacks(self) -> list[Stack]:
         """Return the stacks in the order of the data."""
 
-    @abstractmethod
     def tie_weights(self, tie: str) -> None:
-        """Tie matrices of tokens to each other, by the config's `tie_embeddings`."""
+        """Tie the output projection to the embeddings of its stack, if `tie` is `output` or `all`.
+
+        It is the config's `tie_embeddings`.
+        """
+        if tie in ("output", "all"):
+            self.output.weight = self.stacks()[-1].embeddings.tokens.weight
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute the activations of layers in the backward pass."""
