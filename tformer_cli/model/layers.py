@@ -76,10 +76,10 @@ def _build_attention(config: TransformerConfig, norm: Callable[[int], nn.Module]
         config.dim,
         config.num_heads,
         config.kv_heads,
+        config.head_dim,
         config.own_dropout(config.attention_dropout),
         bias=config.bias,
         norm=norm,
-        head_dim=config.head_dim,
         scale=config.attention_scale,
     )
 

@@ -273,15 +273,7 @@ def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradie
         loss, nll, accuracy, divergence, norm = torch.stack(numbers).tolist()
         num_oom_micro_batches = int(world.all_reduce_sum(num_oom_micro_batches)[0])
         gradient = _Gradient(
-            loss,
-            nll,
-            accuracy,
-            divergence,
-            norm,
-            norms,
-            num_tokens,
-            num_oom_micro_batches,
-            scale,
+            loss, nll, accuracy, divergence, norm, norms, num_tokens, num_oom_micro_batches, scale
         )
         if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
             return gradient

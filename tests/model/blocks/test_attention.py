@@ -22,7 +22,7 @@ def test_attention_equals_torch_multihead_attention_with_gradients(bias):
             f"{name}.{kind}": part
             for name, part in zip(("query", "key", "value"), parts, strict=True)
         }
-    ours = Attention(dim, H, H, dropout=0.0, bias=bias).double()
+    ours = Attention(dim, H, H, DH, dropout=0.0, bias=bias).double()
     real = torch.arange(S) < torch.tensor([[5], [3]])
     states = torch.randn(B, T, dim, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(B, S, dim, dtype=torch.float64, requires_grad=True)

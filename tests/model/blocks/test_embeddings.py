@@ -27,7 +27,7 @@ V = 23
 
 def test_sinusoidal_encoding_follows_the_formula():
     dim = 6
-    encoding = SinusoidalEncoding(dim)(torch.arange(13))
+    encoding = SinusoidalEncoding(dim, SinusoidalPositions())(torch.arange(13))
     for position in range(13):
         for i in range(dim // 2):
             angle = position / 10000 ** (2 * i / dim)
@@ -43,7 +43,7 @@ def test_tensor2tensors_frequencies_reach_the_last_one():
 
 
 def test_sinusoidal_encoding_depends_on_the_position_alone():
-    encoding = SinusoidalEncoding(8)
+    encoding = SinusoidalEncoding(8, SinusoidalPositions())
     in_rows = encoding(torch.tensor([[3, 1], [0, 3]]))
     torch.testing.assert_close(in_rows[0, 0], in_rows[1, 1])
     torch.testing.assert_close(in_rows[0, 1], encoding(torch.arange(5))[1])

@@ -43,11 +43,11 @@ class Attention(nn.Module):
         dim: int,
         num_heads: int,
         num_kv_heads: int,
+        head_dim: int,
         dropout: float,
         *,
         bias: bool,
         norm: Callable[[int], nn.Module] = nn.Identity,
-        head_dim: int | None = None,
         scale: float | None = None,
     ) -> None:
         """Create the projections.
@@ -56,15 +56,14 @@ class Attention(nn.Module):
             dim: D.
             num_heads: H.
             num_kv_heads: Hkv, a divisor of H.
+            head_dim: Dh.
             dropout: fraction of attention weights set to zero in training.
             bias: whether the projections have a bias.
             norm: of queries and keys, by head width (QK-norm, Henry et al. 2020).
-            head_dim: Dh; None for D / H.
             scale: of attention logits; None for 1 / sqrt(Dh).
         """
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        head_dim = head_dim or dim // num_heads
         # `attend` divides by sqrt(Dh).
         self.query_scale = None if scale is None else scale * math.sqrt(head_dim)
         self.kv_shape = KVShape(num_kv_heads, head_dim, head_dim)

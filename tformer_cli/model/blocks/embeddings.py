@@ -88,9 +88,8 @@ class SinusoidalEncoding(nn.Module):
     frequencies: Tensor
     phases: Tensor
 
-    def __init__(self, dim: int, config: SinusoidalPositions | None = None) -> None:
+    def __init__(self, dim: int, config: SinusoidalPositions) -> None:
         super().__init__()
-        config = config or SinusoidalPositions()
         divisor = dim if config.frequencies == "paper" else dim - 2
         self.offset = config.offset
         frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / divisor))
