@@ -136,7 +136,7 @@ def _zip_errors(path: Path) -> Iterator[None]:
     try:
         with read_errors(str(path)):
             yield
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
+    except (zipfile.BadZipFile, RuntimeError, ValueError) as error:
         what = "is a damaged or encrypted zip"
         raise DataError(str(path), what, got=str(error), remedy="download it again") from None
 
