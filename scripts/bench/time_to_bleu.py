@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,10 +44,11 @@ def build_runs(
             yield RUNS[name](own, RunDirectory(folder / f"{name}-{seed}"))
 
 
-def curve_of(training: TrainingRun, test_set: str) -> dict[str, Any]:
+def curve_of(training: TrainingRun, test_set: str, *, tune: bool = False) -> dict[str, Any]:
     """Score the best checkpoints of a finished training on a test set.
 
     Minutes are those of optimizer steps, processor minutes those of everything and of all threads.
+    With `tune` the last checkpoint is scored by the best search of the validation text too.
     """
     points = []
     for checkpoint, best in training.best_checkpoints():
@@ -56,6 +57,12 @@ def curve_of(training: TrainingRun, test_set: str) -> dict[str, Any]:
         # The first score selected the checkpoint: BLEU or negative loss. The other selects nothing.
         points.append(point | {"valid_score": best.score, "test_bleu": score.score})
         log(f"{training.run.path.name}: {points[-1]}")
+    tuned: dict[str, Any] = {}
+    if tune:
+        search = training.tuned_search(checkpoint)
+        bleu = training.score(checkpoint, test_set, search).score
+        tuned["tuned"] = {"decoding": asdict(search), "test_bleu": bleu}
+        log(f"{training.run.path.name}: {tuned}")
     progress = training.progress()
     reached = {
         # Minutes until the best checkpoint first had a score.
@@ -66,6 +73,7 @@ def curve_of(training: TrainingRun, test_set: str) -> dict[str, Any]:
         "title": training.title,
         "seed": training.config.seed,
         "points": points,
+        **tuned,
         "minutes_to": reached,
         "signature": score.signature,
         "steps": progress.step,
@@ -75,7 +83,7 @@ def curve_of(training: TrainingRun, test_set: str) -> dict[str, Any]:
 
 
 def measure(
-    trainings: Sequence[TrainingRun], test_set: str, *, threads: int
+    trainings: Sequence[TrainingRun], test_set: str, *, threads: int, tune: bool = False
 ) -> list[dict[str, Any]]:
     """Train what is not trained yet, and score it."""
     for training in trainings:
@@ -83,19 +91,22 @@ def measure(
     curves = []
     for training in trainings:
         train_in_process(training, threads=threads)
-        curves.append(curve_of(training, test_set))
+        curves.append(curve_of(training, test_set, tune=tune))
     return curves
 
 
 def table(curves: Sequence[dict[str, Any]]) -> str:
     """Return a table with a row for each training."""
     head = [*(f">= {bleu}" for bleu in THRESHOLDS), "at the end", "minutes", "CPU"]
+    if "tuned" in curves[0]:
+        head.insert(-2, "tuned")
     rows = [["min to BLEU", "seed", *head]]
     for curve in curves:
         minutes = curve["minutes_to"].values()
         texts = ("-" if value is None else f"{value:.1f}" for value in minutes)
         bleu, end = curve["points"][-1]["test_bleu"], f"{curve['minutes']:.1f}"
-        last = (f"{bleu:.2f}", end, f"{curve['cpu_minutes']:.1f}")
+        tuned = [f"{curve['tuned']['test_bleu']:.2f}"] if "tuned" in curve else []
+        last = (f"{bleu:.2f}", *tuned, end, f"{curve['cpu_minutes']:.1f}")
         rows.append([curve["title"], str(curve["seed"]), *texts, *last])
     return aligned(rows)
 
@@ -121,6 +132,10 @@ def time_to_bleu(
     learning_rate: Annotated[
         float | None, typer.Option(help="Peak of Marian and M2M-100.", show_default="the config's")
     ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Also score the end by each network's own search."),
+    ] = False,
     threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
@@ -134,6 +149,10 @@ def time_to_bleu(
     Minutes are those of the optimizer steps; the length of the schedule is training.max_steps. Each
     checkpoint that was the best on the validation text so far is scored on the first test set; that
     score selects nothing.
+
+    All are translated by the search of the config, which may have been chosen for translations of
+    tformer. With --tune the last checkpoint of each is scored by a second search too: the one that
+    `tformer tune` finds for it on the validation text.
 
     Each training is a process of its own, with the environment and the allocator of tformer's
     command line. Re-running the command resumes; it trains and scores only what is missing in DIR,
@@ -158,7 +177,7 @@ def time_to_bleu(
     trainings = list(
         build_runs(parsed, folder, chosen, numbers_in("--seeds", seeds), learning_rate)
     )
-    curves = measure(trainings, test_set, threads=threads)
+    curves = measure(trainings, test_set, threads=threads, tune=tune)
     result = {"test_set": test_set, "trainings": curves}
     note = f"BLEU on {test_set}, {curves[0]['signature']}"
     show(result, as_json, lambda: table(curves), note, hardware(threads))

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from baseline_marian import MarianEngine, build_m2m100, build_marian, marian_steps, mean_nll
@@ -22,7 +22,7 @@ from flops import CPU
 from harness import Worker, children_cpu_seconds, log
 from train_baselines import prepared
 
-from tformer_cli.config.load import dump_config, load_config
+from tformer_cli.config.load import changed_decoding, dump_config, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.text import Bitext
@@ -32,6 +32,7 @@ from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.evaluation.metrics import Score, build_metric
+from tformer_cli.evaluation.tuning import tune_search
 from tformer_cli.storage.atomic import make_directory, write_json, write_text
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.run_directory import RunDirectory
@@ -118,26 +119,45 @@ class TrainingRun(ABC):
             if progress.score is not None and progress.best_step == progress.step:
                 yield checkpoint, progress
 
-    def score(self, checkpoint: Path, test_set: str) -> Score:
+    def score(self, checkpoint: Path, test_set: str, tuned: DecodingConfig | None = None) -> Score:
         """Return the BLEU of a checkpoint on a test set; it is computed once for each search.
 
         Another text or another BLEU is scored anew too. The translations lie beside it, for
-        `tformer compare`.
+        `tformer compare`, those by a tuned search with a name of their own.
         """
-        text, search = self.config.data.test[test_set], self.config.decoding
-        made_from = {
-            "decoding": asdict(search),
-            "bleu": asdict(self.config.evaluation.bleu),
-            "text": reading_checksums(text, self.run.stores),
-        }
-        file = self.run.eval / f"{checkpoint.name}.{test_set}.json"
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        text, search = self.config.data.test[test_set], tuned or self.config.decoding
+        made_from = self._made_from(text, search)
+        name = test_set if tuned is None else f"{test_set}.tuned"
+        file = self.run.eval / f"{checkpoint.name}.{name}.json"
+        known = _read_json(file)
         if made_from.items() <= known.items():
             return Score(**known["score"])
         translations, score = self.bleu(self.translator(checkpoint), text, search)
         write_text(file.with_suffix(".txt"), "".join(f"{line}\n" for line in translations))
         write_json(file, {**made_from, "score": asdict(score)})
         return score
+
+    def tuned_search(self, checkpoint: Path) -> DecodingConfig:
+        """Return the search that `tformer tune` finds for a checkpoint; it is looked for once."""
+        texts = self.config.data.valid_texts
+        made_from = {
+            name: self._made_from(text, self.config.decoding) for name, text in texts.items()
+        }
+        file = self.run.eval / f"{checkpoint.name}.tuning.json"
+        known = _read_json(file)
+        if not made_from.items() <= known.items():
+            tuning = tune_search(self.translator(checkpoint), list(texts.values()), "bleu")
+            known = {**made_from, **tuning.as_json()}
+            write_json(file, known)
+        return changed_decoding(self.config, [f"decoding={json.dumps(known['best']['decoding'])}"])
+
+    def _made_from(self, text: Bitext, search: DecodingConfig) -> dict[str, object]:
+        """Return what a score of a text depends on, besides the checkpoint."""
+        return {
+            "decoding": asdict(search),
+            "bleu": asdict(self.config.evaluation.bleu),
+            "text": reading_checksums(text, self.run.stores),
+        }
 
     def bleu(
         self, translator: Translator, text: Bitext, search: DecodingConfig
@@ -276,6 +296,11 @@ class M2M100(Marian):
 
     def build(self) -> "TransformersModel":
         return build_m2m100(self.config, self.tokenizers())
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the content of a file, of none if it is missing."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 RUNS: dict[str, type[TrainingRun]] = {kind.name: kind for kind in (Ours, Marian, M2M100)}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -20,7 +21,7 @@ from toy import write_languages, write_toy
 from training_runs import Marian, Ours, end_with_parent, train_in_process
 from typer.testing import CliRunner
 
-from tformer_cli import Translator
+from tformer_cli import Translator, api
 from tformer_cli.cli.eval import evaluate as tformer_eval
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
@@ -234,6 +235,48 @@ def test_a_model_of_several_directions_is_scored_in_that_of_the_text(tmp_path):
     assert not (tmp_path / "hf-1").exists()
 
 
+def test_search_is_tuned_once_as_tformer_tune_does(trained, monkeypatch):
+    checkpoint = trained.run.pointed("best")
+    own = trained.score(checkpoint, "toy")
+    expected = api.tune(trained.run.path, metric="bleu").best.decoding
+    assert trained.tuned_search(checkpoint) == expected
+
+    search = replace(expected, beam_size=2, length_penalty=0.3)
+    written = trained.run.eval / f"{checkpoint.name}.tuning.json"
+    known = json.loads(written.read_text())
+    known["best"]["decoding"] |= {"beam_size": 2, "length_penalty": 0.3}
+    written.write_text(json.dumps(known))
+    assert trained.tuned_search(checkpoint) == search
+    other = Ours(replace(trained.config, decoding=search), trained.run)
+    assert other.tuned_search(checkpoint) != search
+
+    by_search = trained.score(checkpoint, "toy", search)
+    assert by_search.score != own.score
+    files = [trained.run.eval / f"{checkpoint.name}.toy{name}.txt" for name in ("", ".tuned")]
+    assert files[0].read_text() != files[1].read_text()
+    monkeypatch.delattr(Ours, "translator")
+    monkeypatch.setattr(Ours, "__abstractmethods__", frozenset())
+    assert trained.score(checkpoint, "toy") == own
+    assert trained.score(checkpoint, "toy", search) == by_search
+
+
+def test_tuned_end_stands_beside_the_end_by_the_search_of_the_config(measured, config_file):
+    folder, result = measured
+    words = options(config_file, folder, "--seeds", "5", "--tune", "--json")
+    printed = CliRunner().invoke(time_to_bleu.app, words, catch_exceptions=False)
+    curves = json.loads(printed.stdout)["trainings"]
+    for name, one, other in zip(NAMES, curves, result["trainings"], strict=True):
+        run = RunDirectory(folder / f"{name}-5")
+        (found,) = run.eval.glob("*.tuned.json")
+        content = json.loads(found.read_text())
+        tuned = one.pop("tuned")
+        assert tuned == {
+            "decoding": content["decoding"],
+            "test_bleu": content["score"]["score"],
+        }
+        assert one == other
+
+
 def content(run: RunDirectory, step: int) -> tuple[TrainingProgress, dict[str, torch.Tensor]]:
     folder = run.checkpoint(step)
     tensors = load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
@@ -442,6 +485,9 @@ def test_table_reads_as_a_row_a_training():
         "tformer          1    20.0    20.0    70.0       -       -        38.00      90.0   199.9",
         "Marian          12       -       -       -       -       -        29.90      10.0     9.9",
     ]
+    tuned = [each | {"tuned": {"test_bleu": 38.456}} for each in (curve(), other)]
+    rows = [re.split(r" {3,}", line) for line in table(tuned).splitlines()]
+    assert [row[-3] for row in rows] == ["tuned", "38.46", "38.46"]
 
 
 @pytest.mark.parametrize(
