@@ -228,13 +228,20 @@ def test_what_is_no_run_gets_a_hint(tformer, name, remedy):
     assert result.stderr == f"{name}: no such run folder; {remedy}\n"
 
 
-def test_a_checkpoint_that_is_not_there_is_named(toy_run, tformer):
-    result = tformer("translate", toy_run, "--checkpoint", "step-000001")
+@pytest.mark.parametrize("name", ["step-000001", "1", "0" * 200 + "1"])
+def test_a_checkpoint_that_is_not_there_is_named(toy_run, tformer, name):
+    result = tformer("translate", toy_run, "--checkpoint", name)
     assert result.stderr == (
-        f"{toy_run}: has no such checkpoint (step-000001); there are "
+        f"{toy_run}: has no such checkpoint ({name}); there are "
         + ", ".join(sorted(path.name for path in (toy_run / "checkpoints").iterdir()))
         + "\n"
     )
+
+
+def test_a_checkpoint_of_more_digits_than_python_reads_is_no_traceback(toy_run, tformer):
+    result = tformer("translate", toy_run, "--checkpoint", "1" * 5000)
+    assert result.exit_code == 2
+    assert result.stderr.endswith("1: cannot be read or written (File name too long)\n")
 
 
 def test_more_translations_than_the_beam_holds_are_refused(toy_run, tformer):

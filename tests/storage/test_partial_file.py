@@ -133,10 +133,13 @@ def test_what_was_cut_short_is_cut_off(tmp_path):
         lambda file: record(file).write_text(""),
         lambda file: record(file).write_text("[]"),
         lambda file: record(file).write_text('{"made_from": {}}'),
+        lambda file: record(file).write_text(
+            '{"made_from": {}, "num_lines": Infinity, "num_bytes": 5, "sha256": ""}'
+        ),
         lambda file: os.truncate(record(file), 40),
         lambda file: record(file).write_bytes(b"\xff\xfe"),
     ],
-    ids=["cut", "changed", "alone", "empty", "list", "less", "half", "bytes"],
+    ids=["cut", "changed", "alone", "empty", "list", "less", "infinite", "half", "bytes"],
 )
 def test_what_was_damaged_is_refused_and_left_as_it_is(tmp_path, damage):
     file = tmp_path / "file"

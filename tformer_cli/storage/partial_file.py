@@ -79,7 +79,7 @@ class PartialFile:
             made_from = dict(record["made_from"])
             self.num_lines, self._num_bytes = int(record["num_lines"]), int(record["num_bytes"])
             digest = record["sha256"]
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError):
             raise damaged from None
         others = [
             name

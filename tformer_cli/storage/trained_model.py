@@ -47,6 +47,7 @@ TOKENIZERS_NOTE = "tokenizer_fingerprint"
 SENTENCES_NOTE = "max_source_sentences"
 QUANTIZATION_NOTE = "quantization"
 _SENTENCES = re.compile("[1-9][0-9]{0,8}")
+_STEP = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,8 @@ def _find_checkpoint(run: RunDirectory, name: str) -> Path:
     if name in ("best", "last"):
         directory = run.pointed(name) or run.pointed("last")
     else:
-        directory = run.checkpoint(int(name)) if name.isdecimal() else run.checkpoints / name
+        is_step = _STEP.fullmatch(name) is not None
+        directory = run.checkpoint(int(name)) if is_step else run.checkpoints / name
     if directory is None or not directory.is_dir():
         if names := sorted(path.name for path in run.checkpoints.glob("[!.]*")):
             remedy = f"there are {', '.join(names)}"
