@@ -336,7 +336,14 @@ FAULTS = [
     (
         "a.csv",
         WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b'"a"b'),
-        ":3: is not CSV (',' expected after '\"'); close each quote, and double one within a cell",
+        ":3: is not CSV (',' expected after '\"'); "
+        "close each quote, double one within a cell, and quote a cell with a line break",
+    ),
+    (
+        "a.csv",
+        WRITERS["a.csv"](FIVE).replace(b"Ziel 1", b"Ziel\r1"),
+        ":3: is not CSV (new-line character seen in unquoted field); "
+        "close each quote, double one within a cell, and quote a cell with a line break",
     ),
     (
         "a.jsonl",
@@ -659,7 +666,7 @@ def test_an_unclosed_quote_is_an_error_and_takes_no_memory(tmp_path: Path) -> No
     tracemalloc.stop()
     assert message == (
         f"{file}:2: is not CSV (field larger than field limit (131072)); "
-        "close each quote, and double one within a cell"
+        "close each quote, double one within a cell, and quote a cell with a line break"
     )
     assert peak < 4 << 20
 

@@ -148,8 +148,12 @@ def _csv_rows(lines: _RecordLines, delimiter: str, name: str) -> Iterator[_Row |
         except StopIteration:
             return
         except csv.Error as error:
-            remedy = "close each quote, and double one within a cell"
-            row = DataError(where, "is not CSV", got=str(error), remedy=remedy)
+            remedy = (
+                "close each quote, double one within a cell, and quote a cell with a line break"
+            )
+            # Advice to a programmer may come after the dash.
+            problem = str(error).partition(" - ")[0]
+            row = DataError(where, "is not CSV", got=problem, remedy=remedy)
             # An open quote takes the lines of other records with it.
             num_lines = 1
         if any(map(has_surrogate, lines.record[:num_lines])):
