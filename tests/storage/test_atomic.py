@@ -38,6 +38,17 @@ def test_a_file_is_replaced_only_when_its_writer_succeeds(tmp_path):
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_a_file_keeps_its_permissions(tmp_path):
+    new, private = tmp_path / "new", tmp_path / "private"
+    (tmp_path / "usual").touch()
+    private.touch(0o600)
+    for file in (new, private):
+        write_text(file, "text\n")
+        assert file.read_text() == "text\n"
+    assert new.stat().st_mode == (tmp_path / "usual").stat().st_mode
+    assert private.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_folder_is_replaced_only_when_its_writer_succeeds(tmp_path):
     folder = tmp_path / "folder"
     with atomic_directory(folder) as temporary:

@@ -43,8 +43,8 @@ def storage_errors(path: Path) -> Iterator[None]:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path, which replaces `path` on success and is removed on failure.
 
-    A reader sees the old file or the new one, never a part. Of a symbolic link the target is
-    replaced. A pipe or a device is written directly.
+    A reader sees the old file or the new one, never a part. The new one has the permissions of the
+    old one. Of a symbolic link the target is replaced. A pipe or a device is written directly.
     """
     with storage_errors(path):
         if path.exists() and not path.is_file():
@@ -52,6 +52,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
             return
         with _staging(path) as (path, temporary):
             yield temporary
+            if path.exists():
+                # What was private stays so.
+                shutil.copymode(path, temporary)
             sync(temporary)
             temporary.replace(path)
             sync(path.parent)
