@@ -33,7 +33,7 @@ from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.evaluation.tuning import tune_search
-from tformer_cli.storage.atomic import make_directory, write_json, write_text
+from tformer_cli.storage.atomic import make_directory, read_json, write_json, write_text
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
@@ -102,7 +102,7 @@ class TrainingRun(ABC):
     def cpu_seconds(self) -> float:
         """Processor time of all processes of the training that have ended."""
         file = self.beside("cpu.json")
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else 0.0
+        return read_json(file) if file.is_file() else 0.0
 
     def add_cpu_seconds(self, seconds: float) -> None:
         """Add the processor time of a process that has ended."""
@@ -129,7 +129,7 @@ class TrainingRun(ABC):
         made_from = self._made_from(text, search)
         name = test_set if tuned is None else f"{test_set}.tuned"
         file = self.run.eval / f"{checkpoint.name}.{name}.json"
-        known = _read_json(file)
+        known = _content_of(file)
         if made_from.items() <= known.items():
             return Score(**known["score"])
         translations, score = self.bleu(self.translator(checkpoint), text, search)
@@ -144,7 +144,7 @@ class TrainingRun(ABC):
             name: self._made_from(text, self.config.decoding) for name, text in texts.items()
         }
         file = self.run.eval / f"{checkpoint.name}.tuning.json"
-        known = _read_json(file)
+        known = _content_of(file)
         if not made_from.items() <= known.items():
             tuning = tune_search(self.translator(checkpoint), list(texts.values()), "bleu")
             known = {**made_from, **tuning.as_json()}
@@ -298,9 +298,9 @@ class M2M100(Marian):
         return build_m2m100(self.config, self.tokenizers())
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _content_of(file: Path) -> dict[str, Any]:
     """Return the content of a file, of none if it is missing."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 RUNS: dict[str, type[TrainingRun]] = {kind.name: kind for kind in (Ours, Marian, M2M100)}

@@ -222,8 +222,7 @@ def _find_checkpoint(run: RunDirectory, name: str) -> Path:
     if name in ("best", "last"):
         directory = run.pointed(name) or run.pointed("last")
     else:
-        is_step = _STEP.fullmatch(name) is not None
-        directory = run.checkpoint(int(name)) if is_step else run.checkpoints / name
+        directory = run.checkpoint(int(name)) if _STEP.fullmatch(name) else run.checkpoints / name
     if directory is None or not directory.is_dir():
         if names := sorted(path.name for path in run.checkpoints.glob("[!.]*")):
             remedy = f"there are {', '.join(names)}"
