@@ -50,6 +50,19 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
     assert not list(tmp_path.glob("*partial*"))
 
 
+@pytest.mark.parametrize("name", ["file", "file.gz"])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path, name, mode):
+    file = tmp_path / name
+    file.touch(mode)
+    file.chmod(mode)
+    interrupt(file)
+    assert partial(file).stat().st_mode & 0o777 == mode | 0o600
+    assert write(file) == 2
+    assert file.stat().st_size > 0
+    assert file.stat().st_mode & 0o777 == mode
+
+
 def test_what_is_there_stays_until_the_new_file_is_whole(tmp_path):
     file = tmp_path / "file"
     file.write_text("old\n")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -104,10 +105,11 @@ class PartialFile:
 def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[PartialFile]:
     """Open FILE.partial, new or left by an interruption; on success it replaces FILE.
 
-    `path` is FILE; of a symbolic link the target is written. FILE.gz.partial is plain text, and
-    FILE.gz is made of it at the end. `made_from` is everything that determines the content, by
-    name; it is compared as JSON. A partial file that was made from something else, was changed
-    since, or is being written is refused.
+    `path` is FILE; of a symbolic link the target is written. The permissions of a FILE that exists
+    stay, and FILE.partial is as private. FILE.gz.partial is plain text, and FILE.gz is made of it
+    at the end. `made_from` is everything that determines the content, by name; it is compared as
+    JSON. A partial file that was made from something else, was changed since, or is being written
+    is refused.
     """
     if path.exists() and not path.is_file():
         raise UsageError(str(path), "is not a regular file", remedy="name a file")
@@ -119,6 +121,7 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
         if not was_free:
             what = "another process is writing it"
             raise UsageError(str(partial_path), what, remedy="wait until it is done")
+        _keep_private(target, partial_path)
         file = open(descriptor, "r+b", closefd=False)  # noqa: SIM115 - closed below
         try:
             partial = PartialFile(partial_path, file, made_from)
@@ -128,6 +131,8 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
                 if path.suffix == ".gz":
                     _compress(partial_path, path)
                 else:
+                    if target.exists():
+                        shutil.copymode(target, partial_path)
                     partial_path.replace(target)
                 sync(target.parent)
                 partial.record_file.unlink()
@@ -136,6 +141,14 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
             # What a full disk refused is in the buffer still, and may be refused again.
             with storage_errors(partial_path):
                 file.close()
+
+
+def _keep_private(target: Path, partial_path: Path) -> None:
+    """Let only those read a partial file who may read the target; its owner may write it, too."""
+    with storage_errors(partial_path):
+        if target.exists():
+            mode = stat.S_IMODE(target.stat().st_mode)
+            partial_path.chmod(mode | stat.S_IRUSR | stat.S_IWUSR)
 
 
 def _compress(partial_path: Path, path: Path) -> None:
